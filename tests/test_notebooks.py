@@ -1,0 +1,196 @@
+"""Each notebook runs on its own, with no network, and keeps to the series' manners."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+SHORT = {"00_start_here", "21_charts"}  # the front page and the appendix
+OFFLINE = os.environ | {
+    "PYTHONPATH": str(ROOT / "tests" / "offline"),
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory):
+    """A copy of the notebooks, so that running them leaves nothing in the tree."""
+    folder = tmp_path_factory.mktemp("series")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / "notebooks").mkdir()
+    for path in NOTEBOOKS:
+        shutil.copy(path, folder / "notebooks")
+    return folder / "notebooks"
+
+
+def execute(tool: str, notebook: str, folder: Path) -> str:
+    """Run a notebook in a process of its own and return what the tool printed."""
+    tool = Path(sys.executable).with_name(tool)
+    done = subprocess.run(
+        [tool, notebook], cwd=folder, env=OFFLINE, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_runs_top_to_bottom(series, path):
+    printed = execute("nbdev-test", path.name, series)
+    assert "Success." in printed  # a name that matches nothing ends well, too
+
+
+def test_runs_in_a_jupyter_kernel(series):
+    """One notebook here; `make kernels` takes all of them, which is slower."""
+    execute("jupyter-execute", "03_masks.ipynb", series)
+
+
+def test_the_network_is_shut_off():
+    code = "import urllib.request as r; r.urlopen('http://example.invalid')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=OFFLINE, capture_output=True, text=True
+    )
+    assert "without a network, and this asks for example.invalid" in done.stderr
+
+
+def words(text: str) -> int:
+    """Count the words of a Markdown text; equations and tags are none."""
+    return len(re.sub(r"\$\$.*?\$\$|<[^>]+>", "", text, flags=re.S).split())
+
+
+def code_lines(source: str) -> int:
+    """Count the lines of a cell that are neither blank nor for nbdev."""
+    lines = [line.strip() for line in source.splitlines()]
+    return sum(bool(line) and not line.startswith("#|") for line in lines)
+
+
+def output_complaints(output: dict) -> list[str]:
+    """Say what one output holds that differs from run to run or shows nowhere."""
+    data = output.get("data", {})
+    shown = {kind: part for kind, part in data.items() if not kind.startswith("image/")}
+    text = json.dumps([output.get("text"), shown], ensure_ascii=False)
+    text = re.sub(r'"\$schema": "[^"]*"', "", text)
+    found = []
+    if leak := re.search(r"/(tmp|home|root|work|Users)/|https?:|0x[0-9a-f]{6,}", text):
+        found.append(f"an output holds {leak[0]!r}, a path or an address")
+    if "\\r" in text or "%|" in text:
+        found.append("an output holds a progress bar")
+    if output.get("name") == "stderr" or output["output_type"] == "error":
+        found.append("an output is a warning or an error")
+    if "text/html" in data and any("vega" in kind for kind in data):
+        found.append("a chart comes with text/html, which GitHub would blank")
+    return found
+
+
+def complaints(stem: str, notebook: dict, size: int = 0) -> list[str]:
+    """Say where a notebook leaves the limits that keep the series readable."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    code = [source for kind, source in cells if kind == "code"]
+    prose = "\n\n".join(source for kind, source in cells if kind == "markdown")
+    found = []
+
+    def demand(met: bool, message: str) -> None:
+        if not met:
+            found.append(message)
+
+    demand(len(cells) <= 50, f"{len(cells)} cells, at most 50")
+    demand(len(cells) >= 25 or stem in SHORT, f"{len(cells)} cells, at least 25")
+    lines = sum(map(code_lines, code))
+    demand(lines <= 200, f"{lines} lines of code, at most 200")
+    demand(words(prose) <= 1200, f"{words(prose)} words, at most 1,200")
+    demand(size <= 300_000, f"{size // 1000} kB, at most 300")
+    for source in code:
+        start = source.splitlines()[:1]
+        demand(code_lines(source) <= 30, f"a cell of more than 30 lines: {start}")
+    demand(all(source.strip() for _, source in cells), "an empty cell")
+    demand(not re.search(r"\bTODO\b", str(cells)), "a TODO")
+
+    title = r"# [^\n]+\n\n?> [^\n]+"
+    demand(
+        bool(cells)
+        and cells[0][0] == "markdown"
+        and bool(re.match(title, cells[0][1])),
+        "the first cell is not '# Title' and '> subtitle'",
+    )
+    for link in re.findall(r"\]\(([^)#:]+\.ipynb)", prose):
+        demand((ROOT / "notebooks" / link).exists(), f"a link to nowhere: {link}")
+    if stem not in SHORT:
+        for heading in ("## What to remember", "## Check yourself"):
+            demand(heading in prose, f"no {heading!r}")
+        demand("<details>" in prose, "no answer folded in <details>")
+    following = [path.name for path in NOTEBOOKS if path.stem > stem][:1]
+    for name in following:
+        demand(f"]({name})" in prose, f"no link to the next notebook, {name}")
+
+    outputs = [out for cell in notebook["cells"] for out in cell.get("outputs", [])]
+    return found + [fault for output in outputs for fault in output_complaints(output)]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_keeps_to_the_limits(path):
+    notebook = json.loads(path.read_text("utf-8"))
+    assert complaints(path.stem, notebook, path.stat().st_size) == []
+
+
+def markdown(source: str) -> dict:
+    return {"cell_type": "markdown", "source": source}
+
+
+def code(source: str, **output) -> dict:
+    return {
+        "cell_type": "code",
+        "source": source,
+        "outputs": [output] if output else [],
+    }
+
+
+def stream(text: str, name: str = "stdout") -> dict:
+    return code("x", output_type="stream", name=name, text=text)
+
+
+def chart(**data: str) -> dict:
+    return code("x", output_type="display_data", data=data)
+
+
+GOOD = [
+    markdown("# Title\n\n> Subtitle"),
+    *[code("x", output_type="stream", name="stdout", text="1.0")] * 22,
+    markdown("## What to remember\n\n## Check yourself\n\n<details>Because.</details>"),
+    markdown("Done."),
+]
+BAD = {
+    "51 cells, at most 50": GOOD + [code("x")] * 26,
+    "24 cells, at least 25": GOOD[:-1],
+    "222 lines of code, at most 200": GOOD + [code("x\n" * 20)] * 10,
+    "1206 words, at most 1,200": GOOD + [markdown("word " * 1193)],
+    "a cell of more than 30 lines: ['class A:']": GOOD
+    + [code("class A:\n" + "x\n" * 30)],
+    "an empty cell": GOOD + [code(" ")],
+    "a TODO": GOOD + [markdown("TODO: say more")],
+    "the first cell is not '# Title' and '> subtitle'": [markdown("[badge]"), *GOOD],
+    "a link to nowhere: 77_seven.ipynb": GOOD + [markdown("[on](77_seven.ipynb)")],
+    "no '## What to remember'": [
+        *GOOD[:-2],
+        markdown("## Check yourself <details>"),
+        code("x"),
+    ],
+    "an output holds '/tmp/', a path or an address": GOOD + [stream("/tmp/x.json")],
+    "an output holds 'https:', a path or an address": GOOD + [stream("https://a.b")],
+    "an output holds '0x7f8e9a', a path or an address": GOOD + [stream("at 0x7f8e9a")],
+    "an output holds a progress bar": GOOD + [stream("50%|#####     |")],
+    "an output is a warning or an error": GOOD + [stream("UserWarning", "stderr")],
+    "a chart comes with text/html, which GitHub would blank": GOOD
+    + [chart(**{"application/vnd.vegalite.v5+json": "{}", "text/html": "<div>"})],
+}
+
+
+@pytest.mark.parametrize("complaint", BAD)
+def test_each_limit_can_be_missed(complaint):
+    assert complaints("99_last", {"cells": GOOD}) == []
+    assert complaints("99_last", {"cells": BAD[complaint]}) == [complaint]
