@@ -64,10 +64,10 @@ def words(text: str) -> int:
     return len(re.sub(r"\$\$.*?\$\$|<[^>]+>", "", text, flags=re.S).split())
 
 
-def code_lines(source: str) -> int:
-    """Count the lines of a cell that are neither blank nor for nbdev."""
+def code_lines(source: str) -> list[str]:
+    """Give the lines of a cell that are neither blank nor for nbdev."""
     lines = [line.strip() for line in source.splitlines()]
-    return sum(bool(line) and not line.startswith("#|") for line in lines)
+    return [line for line in lines if line and not line.startswith("#|")]
 
 
 def output_complaints(output: dict) -> list[str]:
@@ -101,13 +101,15 @@ def complaints(stem: str, notebook: dict, size: int = 0) -> list[str]:
 
     demand(len(cells) <= 50, f"{len(cells)} cells, at most 50")
     demand(len(cells) >= 25 or stem in SHORT, f"{len(cells)} cells, at least 25")
-    lines = sum(map(code_lines, code))
+    lines = sum(len(code_lines(source)) for source in code)
     demand(lines <= 200, f"{lines} lines of code, at most 200")
     demand(words(prose) <= 1200, f"{words(prose)} words, at most 1,200")
     demand(size <= 300_000, f"{size // 1000} kB, at most 300")
     for source in code:
-        start = source.splitlines()[:1]
-        demand(code_lines(source) <= 30, f"a cell of more than 30 lines: {start}")
+        lines = code_lines(source)
+        demand(
+            len(lines) <= 30, f"{len(lines)} lines in one cell, at most 30: {lines[:1]}"
+        )
     demand(all(source.strip() for _, source in cells), "an empty cell")
     demand(not re.search(r"\bTODO\b", str(cells)), "a TODO")
 
@@ -169,7 +171,7 @@ BAD = {
     "24 cells, at least 25": GOOD[:-1],
     "222 lines of code, at most 200": GOOD + [code("x\n" * 20)] * 10,
     "1206 words, at most 1,200": GOOD + [markdown("word " * 1193)],
-    "a cell of more than 30 lines: ['class A:']": GOOD
+    "31 lines in one cell, at most 30: ['class A:']": GOOD
     + [code("class A:\n" + "x\n" * 30)],
     "an empty cell": GOOD + [code(" ")],
     "a TODO": GOOD + [markdown("TODO: say more")],
