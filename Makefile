@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 CORPUS ?= captions
+PRESET ?= $(if $(filter multi30k,$(CORPUS)),small,tiny)
 
 VENV := .venv/ready
 BIN := .venv/bin
@@ -41,7 +42,7 @@ lab: $(VENV) ## open the series in JupyterLab
 
 translator: $(VENV) ## train and score a translator: CORPUS=multi30k PRESET=small MULTI30K_DIR=folder
 	$(BIN)/python -m annotated_transformer.translation train --corpus $(CORPUS) \
-	  $(if $(PRESET),--preset $(PRESET)) --output runs/$(CORPUS)
+	  --preset $(PRESET) --output runs/$(CORPUS)
 	$(BIN)/python -m annotated_transformer.translation evaluate runs/$(CORPUS)
 
 bench: $(VENV) ## measure the speed, beside peers

@@ -9,7 +9,7 @@ import check
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MASKS = "notebooks/03_masks.ipynb"
+MASKS = "notebooks/03_masks.ipynb"  # the notebook that most faults are planted in
 
 
 @pytest.fixture
@@ -131,17 +131,17 @@ FAULTS = {
     ),
     "an upward import": (
         look_up("model"),
-        "annotated_transformer/masks.py: is of notebook 03 and imports model of 07",
+        "annotated_transformer/masks.py: is of notebook 03 and imports model of",
     ),
     "an upward import inside a function": (
         look_up("model", "function"),
-        "annotated_transformer/masks.py: is of notebook 03 and imports model of 07",
+        "annotated_transformer/masks.py: is of notebook 03 and imports model of",
     ),
     "an upward import of the plain kind": (
         lambda root: add(
             root, "03_masks.ipynb", "#| export\nimport annotated_transformer.model as m"
         ),
-        "annotated_transformer/masks.py: is of notebook 03 and imports model of 07",
+        "annotated_transformer/masks.py: is of notebook 03 and imports model of",
     ),
     "an import of the package as a whole": (
         lambda root: add(
@@ -151,7 +151,7 @@ FAULTS = {
     ),
     "an import of itself": (
         look_up("masks"),
-        "annotated_transformer/masks.py: is of notebook 03 and imports masks of 03",
+        "annotated_transformer/masks.py: is of notebook 03 and imports masks of",
     ),
     "a circle": (
         look_up("batches"),
@@ -159,7 +159,7 @@ FAULTS = {
     ),
     "charts in the model": (
         look_up("charts", "function"),
-        "annotated_transformer/masks.py: is of notebook 03 and imports charts of 21",
+        "annotated_transformer/masks.py: is of notebook 03 and imports charts of",
     ),
     "charts in the last module before them": (
         lambda root: add(
@@ -167,7 +167,7 @@ FAULTS = {
             "20_beyond_the_notebook.ipynb",
             "#| export\nfrom annotated_transformer import charts",
         ),
-        "annotated_transformer/interchange.py: is of notebook 20 and imports charts",
+        "annotated_transformer/interchange.py: is of notebook 20 and imports charts of",
     ),
     "an optional package at the top": (
         lambda root: add(root, "03_masks.ipynb", "#| export\nimport altair as alt"),
