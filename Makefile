@@ -1,7 +1,8 @@
 # Every habit of this project, one target each. A bare `make` lists them.
 #
 # The tools live in .venv. It is made when a target first needs it, and made anew
-# when requirements.txt changes.
+# when requirements.txt changes. (--no-compile: Python compiles what it uses when it
+# first uses it, which is a small part of the whole.)
 
 PYTHON ?= python3
 CORPUS ?= captions
@@ -75,9 +76,8 @@ $(VENV): requirements.txt
 	    "make PYTHON=/path/to/python3." >&2; exit 1; }
 	@echo "Making .venv (some minutes, once)"
 	@$(PYTHON) -m venv --clear .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
-	  --no-build-isolation --editable .
+	@$(BIN)/pip install -qq --no-compile -r requirements.txt
+	@$(BIN)/pip install -qq --no-compile --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # Execute the notebooks of folder $(1) in series order, each in a process of its own, with
