@@ -84,7 +84,8 @@ $(VENV): requirements.txt
 # the slow cells, and write what they show into them.
 define execute
 @for notebook in $(1)/[0-9]*.ipynb; do \
-  $(BIN)/nbdev-test $$notebook --flags slow --save --cell-timeout 0 --timing || { \
+  echo "Executing $$notebook"; \
+  $(BIN)/nbdev-test $$notebook --flags slow --save --cell-timeout 0 > /dev/null || { \
     echo "$$notebook stopped at the error above, and the run stops with it." >&2; exit 1; }; \
 done
 endef
