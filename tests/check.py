@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = "annotated_transformer"
-OTHER_NAME = {"20_beyond_the_notebook": "interchange"}  # notebook -> module
+OTHER_NAME = {"beyond_the_notebook": "interchange"}  # notebook -> module
 UPWARD = {("attention_maps", "charts")}  # the one import that may look ahead
 EAGER = sys.stdlib_module_names | {"torch", PACKAGE}  # may be imported at the top
 
@@ -196,7 +196,8 @@ def faults(root: Path) -> Iterator[str]:
             continue
         origin[module] = name
         number[module] = int(path.stem[:2]) if path.stem[:2].isdigit() else 100
-        expected = OTHER_NAME.get(path.stem, path.stem.partition("_")[2])
+        title = path.stem.partition("_")[2]
+        expected = OTHER_NAME.get(title, title)
         if module != expected:
             yield f"{name}: exports to {module}, not to {expected}; rename one of them."
 

@@ -1,0 +1,33 @@
+"""What the front page promises is there: links, targets, notebooks and modules."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+MODULES = sorted((ROOT / "annotated_transformer").glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("page", ["README.md", "data/README.md"])
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text("utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    folder = (ROOT / page).parent
+    assert [link for link in links if not (folder / link).exists()] == []
+
+
+def test_every_command_is_a_target():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^([a-z]+):.*## ", makefile, re.M))
+    named = set(re.findall(r"^(?:\| `)?make ([a-z]+)", README, re.M))
+    assert named == targets - {"help"}
+
+
+def test_the_map_shows_every_notebook_and_every_module():
+    rows = re.findall(r"\(notebooks/(\S+)\.ipynb\).*\|(.*)\|", README)
+    assert [row[0] for row in rows] == [path.stem for path in NOTEBOOKS]
+    shown = {name for _, cell in rows for name in re.findall("`([a-z_]+)`", cell)}
+    assert shown == {path.stem for path in MODULES}
