@@ -168,7 +168,8 @@ FAULTS = {
             LAST,
             "#| export\nfrom annotated_transformer import charts",
         ),
-        f"annotated_transformer/interchange.py: is of notebook {LAST[:2]} and imports charts",
+        f"annotated_transformer/interchange.py: is of notebook {LAST[:2]} "
+        "and imports charts of",
     ),
     "an optional package at the top": (
         lambda root: add(root, "03_masks.ipynb", "#| export\nimport altair as alt"),
