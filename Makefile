@@ -7,6 +7,8 @@
 PYTHON ?= python3
 CORPUS ?= captions
 PRESET ?= $(if $(filter multi30k,$(CORPUS)),small,tiny)
+SENTENCES := "Der Hund springt auf das Sofa." "Der Hund springt auf dem Sofa." \
+  "Den Hasen jagt der Hund."
 
 VENV := .venv/ready
 BIN := .venv/bin
@@ -26,6 +28,9 @@ run: $(VENV) ## execute a copy of the series in build/run/, training included, a
 	@cp notebooks/[0-9]*.ipynb build/run/
 	$(call execute,build/run)
 	@$(BIN)/python -m annotated_transformer.translation evaluate build/run/runs/captions
+	@printf '\n%s' $(SENTENCES) '' ''
+	@$(BIN)/python -m annotated_transformer.translation translate build/run/runs/captions \
+	  $(SENTENCES)
 	@echo
 	@echo "The executed notebooks are in build/run/, the trained translator is in"
 	@echo "build/run/runs/captions/. To read the notebooks: make lab"
