@@ -28,7 +28,7 @@ run: $(VENV) ## execute a copy of the series in build/run/, training included, a
 	@cp notebooks/[0-9]*.ipynb build/run/
 	$(call execute,build/run)
 	@$(BIN)/python -m annotated_transformer.translation evaluate build/run/runs/captions
-	@printf '\n%s' $(SENTENCES) '' ''
+	@printf '%s\n' '' $(SENTENCES) ''
 	@$(BIN)/python -m annotated_transformer.translation translate build/run/runs/captions \
 	  $(SENTENCES)
 	@echo
