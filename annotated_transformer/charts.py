@@ -156,6 +156,8 @@ def heads(
     """
     alt = _need("altair")
     weights = weights if isinstance(weights, Mapping) else {"all": weights}
+    if not weights:
+        raise ValueError("0 groups of heads: there is nothing to draw")
     rows, words, values = _maps(weights, query_labels, key_labels)
     sides = ("attention", "layer", "head")
     choices = {side: [*dict.fromkeys(row[side] for row in rows)] for side in sides}

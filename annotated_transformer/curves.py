@@ -65,6 +65,9 @@ def lines(
         xs = _numbers(range(len(ys)) if x is None else x, (1,), "x").tolist()
         if len(xs) != len(ys):
             raise ValueError(f"series {name}: {len(ys)} values for {len(xs)} places")
+        lowest = min(xs * (x_scale == "log") + ys * (y_scale == "log"), default=1)
+        if lowest <= 0:
+            raise ValueError(f"series {name}: {lowest:g} has no place on a log scale")
         for i in _thin(ys, points):
             place = {"x": float(f"{xs[i]:.6g}"), "y": float(f"{ys[i]:.5g}")}
             rows.append({"series": str(name)} | place)
@@ -77,6 +80,8 @@ def lines(
 def slider(name: str, low: float, high: float, step: float, value: float, label=None):
     """A slider in the page; expressions call its value `name`."""
     alt = _need("altair")
+    if not low <= value <= high:
+        raise ValueError(f"slider {name}: {value} is not between {low} and {high}")
     bind = alt.binding_range(min=low, max=high, step=step, name=label or f"{name} ")
     return alt.param(name=name, value=value, bind=bind)
 
@@ -84,6 +89,8 @@ def slider(name: str, low: float, high: float, step: float, value: float, label=
 def menu(name: str, options: Sequence, value=None, label=None):
     """A menu in the page, first at `value`, or else at the first option."""
     alt = _need("altair")
+    if value not in [None, *options] or not len(options):
+        raise ValueError(f"menu {name}: {len(options)} options without {value!r}")
     bind = alt.binding_select(options=[*options], name=label or f"{name} ")
     return alt.param(name=name, value=options[0] if value is None else value, bind=bind)
 
@@ -107,7 +114,7 @@ def formula(
     x goes from `low` to `high` in steps of `step`.
     """
     alt = _need("altair")
-    points = (high - low) / step * len(expressions)
+    points = (high - low) / step * len(expressions) if step else 0
     if not 1 <= points < MAX_ROWS:
         raise ValueError(f"{points:.0f} points: from 1 to {MAX_ROWS} can be drawn")
     columns = {f"y{i}": text for i, text in enumerate(expressions.values())}
@@ -133,8 +140,8 @@ def bars(
 ):
     """Draw bars: {label: number}, or groups of them, {name: numbers} with `labels`."""
     alt, rows = _need("altair"), []
-    if not any(hasattr(values, "__len__") for values in series.values()):
-        labels, series = [*series], {"": [*series.values()]}
+    if not any(getattr(v, "ndim", hasattr(v, "__len__")) for v in series.values()):
+        labels, series = [*series], {y_title: [*series.values()]}
     for name, values in series.items():
         values = _numbers(values, (1,), f"bars {name}").tolist()
         words = _words(labels, len(values), "bar")
@@ -150,7 +157,7 @@ def bars(
         across, up, beside = (alt.Y, alt.X, alt.YOffset)
     size = step if flat else max(step, wide)
     scale = alt.Scale(domain=[*domain]) if domain else alt.Scale()
-    told = "; ".join(f"{r['series']} {r['label']} {r['value']}".strip() for r in rows)
+    told = "; ".join(f"{r['label']} ({r['series']}) {r['value']}" for r in rows)
     chart = alt.Chart(alt.Data(values=rows), title=title)
     chart = chart.mark_bar().encode(
         across("place:O", title=x_title, axis=_axis(_js(words))),

@@ -57,7 +57,8 @@ def _need(module: str):
 
 def _csv(rows: list[dict]) -> dict:
     """`rows` as Vega-Lite data: CSV text if they are plain, else as they are."""
-    plain = all(type(v) in (str, int, float) for row in rows for v in row.values())
+    values = [value for row in rows for value in row.values()]
+    plain = all(type(v) in (str, int, float) and v != "" for v in values)
     kinds = {tuple((k, type(v) is str) for k, v in row.items()) for row in rows}
     if len(kinds) != 1 or not plain:
         return {"values": rows}
