@@ -1,5 +1,7 @@
 """Each notebook runs on its own, with no network, and keeps to the series' manners."""
 
+import ast
+import contextlib
 import json
 import os
 import re
@@ -12,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 SHORT = {"start_here", "renderer", "charts"}  # the front page and the appendix
 OFFLINE = os.environ | {
     "PYTHONPATH": str(ROOT / "tests" / "offline"),
@@ -65,9 +68,16 @@ def words(text: str) -> int:
 
 
 def code_lines(source: str) -> list[str]:
-    """Give the lines of a cell that are neither blank nor for nbdev."""
-    lines = [line.strip() for line in source.splitlines()]
-    return [line for line in lines if line and not line.startswith("#|")]
+    """Give the lines of a cell that are code: no blanks, comments or docstrings."""
+    lines = dict(enumerate(source.splitlines(), start=1))
+    with contextlib.suppress(SyntaxError):
+        for node in ast.walk(ast.parse(source)):
+            body = getattr(node, "body", None)
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+                for number in range(body[0].lineno, body[0].end_lineno + 1):
+                    lines.pop(number, None)
+    code = (line.strip() for line in lines.values())
+    return [line for line in code if line and not line.startswith("#")]
 
 
 def output_complaints(output: dict) -> list[str]:
