@@ -120,8 +120,8 @@ def test_attention_dropout_forgets_weights_and_keeps_the_mean():
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_hidden_keys_lose_to_any_score(dtype):
     """A masking constant that is not low enough would win against such scores."""
-    query = torch.tensor([[100.0, 0.0]], dtype=dtype)
-    key = torch.tensor([[-100.0, 0.0], [0.0, 1.0], [-100.0, 0.0]], dtype=dtype)
+    query = torch.tensor([[200.0, 0.0]], dtype=dtype)
+    key = torch.tensor([[-200.0, 0.0], [0.0, 1.0], [-200.0, 0.0]], dtype=dtype)
     mask = torch.tensor([[True, False, True]])
     _, weights = attention(query, key, key, mask)
     assert weights.tolist() == [[0.5, 0.0, 0.5]]
