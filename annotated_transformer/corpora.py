@@ -47,13 +47,13 @@ def readers(place: Path, languages: tuple[str, str]) -> dict[str, Callable]:
 # %% ../notebooks/19_corpora.ipynb #d9b9e6df
 def hold_out(corpus, seed: int = 0):
     """Give a corpus a validation and a test split, taken from its training split."""
+    rows = corpus["train"]
+    size = min(1000, len(rows) // 10)
     for split in ("test", "validation"):
         if split not in corpus:
-            rows = corpus["train"]
-            size = min(1000, len(rows) // 10)
             if not size:
-                raise ValueError(f"{len(rows)} pairs are too few: have at least 10")
-            parts = rows.train_test_split(size, seed=seed)
+                raise ValueError(f"{len(rows)} pairs are too few: 10 at least")
+            parts = corpus["train"].train_test_split(size, seed=seed)
             corpus["train"], corpus[split] = parts["train"], parts["test"]
     return corpus
 
@@ -194,7 +194,7 @@ def load_corpus(name, folder=None, languages=("de", "en"), seed: int = 0):
             raise ValueError(f"there is no file {missing[0]}")
         sources = {str(path): partial(open, path, "rb") for path in paths}
         return hold_out(build({"train": partial(read_pairs, sources, languages)}), seed)
-    if Path(name).exists():
+    if name and Path(name).exists():
         return hold_out(build(readers(Path(name), languages)), seed)
     if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+|(/[\w.-]+)?:[\w.-]+)", str(name)):
         return hold_out(translations(str(name)), seed)

@@ -29,11 +29,11 @@ def lines(stream: BinaryIO, name: str) -> Iterator[str]:
     """
     offset = 0
     try:
-        zipped = stream.read(2) == b"\x1f\x8b"
+        head = stream.read(512)
         stream.seek(0)
-        for raw in gzip.open(stream) if zipped else stream:
-            if offset == 0 and re.match(rb"\s*<(!doctype|html)", raw, re.I):
-                raise ValueError(f"{name} is a web page, not data")
+        if re.match(rb"\s*<(!doctype|html)", head, re.I):
+            raise ValueError(f"{name} is a web page, not data")
+        for raw in gzip.open(stream) if head[:2] == b"\x1f\x8b" else stream:
             yield raw.decode("utf-8").rstrip("\r\n")
             offset += len(raw)
     except UnicodeDecodeError as error:
@@ -131,7 +131,7 @@ def build(readers: dict[str, Callable], expected: dict | None = None):
     """Survey every split, compare with what is expected, and only then build them."""
     datasets = optional("datasets")
     facts = {split: survey(read()) for split, read in readers.items()}
-    for split, (count, hashes) in (expected or {}).items():
+    for split, (count, *hashes) in (expected or {}).items():
         total, _, found = facts[split]
         if total != count:
             raise ValueError(f"{split} has {total:,} pairs, not {count:,}")
