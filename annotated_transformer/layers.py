@@ -44,7 +44,8 @@ class SublayerConnection(nn.Module):
 
     def __init__(self, size: int, dropout: float, norm_first: bool = True):
         super().__init__()
-        self.norm, self.dropout = LayerNorm(size), nn.Dropout(dropout)
+        self.norm = LayerNorm(size)
+        self.dropout = nn.Dropout(dropout)
         self.norm_first = norm_first
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -61,12 +62,12 @@ def clones(module: nn.Module, N: int) -> nn.ModuleList:
     if N < 1:
         raise ValueError(f"N ({N}) must be at least 1")
     layers = nn.ModuleList(copy.deepcopy(module) for _ in range(N))
-    for part in layers.modules():
+    for part in reversed([*layers.modules()]):  # the outer module has the last word
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
     return layers
 
-# %% ../notebooks/05_layers.ipynb #3eb0727a
+# %% ../notebooks/05_layers.ipynb #919c6fc6
 class EncoderLayer(nn.Module):
     """Look around in the source, then think at each position.
 
@@ -83,14 +84,16 @@ class EncoderLayer(nn.Module):
         norm_first: bool = True,
     ):
         super().__init__()
-        self.size, self.self_attn, self.feed_forward = size, self_attn, feed_forward
+        self.size = size
+        self.self_attn = self_attn
+        self.feed_forward = feed_forward
         self.sublayer = clones(SublayerConnection(size, dropout, norm_first), 2)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = self.sublayer[0](x, lambda x: self.self_attn(x, x, x, mask))
         return self.sublayer[1](x, self.feed_forward)
 
-# %% ../notebooks/05_layers.ipynb #919c6fc6
+# %% ../notebooks/05_layers.ipynb #de17c4e5
 class DecoderLayer(nn.Module):
     """Look back in the target, across to the source, then think.
 
@@ -109,12 +112,22 @@ class DecoderLayer(nn.Module):
         norm_first: bool = True,
     ):
         super().__init__()
-        self.self_attn, self.src_attn = self_attn, src_attn
-        self.size, self.feed_forward = size, feed_forward
+        self.size = size
+        self.self_attn = self_attn
+        self.src_attn = src_attn
+        self.feed_forward = feed_forward
         self.sublayer = clones(SublayerConnection(size, dropout, norm_first), 3)
 
-    def forward(self, x, memory, src_mask, tgt_mask, cache=None) -> Tensor:
-        m, (past, source) = memory, cache or (None, None)
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        src_mask: Tensor | None,
+        tgt_mask: Tensor | None,
+        cache: tuple[KeyValueCache, KeyValueCache] | None = None,
+    ) -> Tensor:
+        m = memory
+        past, source = cache or (None, None)
         x = self.sublayer[0](x, lambda x: self.self_attn(x, x, x, tgt_mask, past))
         x = self.sublayer[1](x, lambda x: self.src_attn(x, m, m, src_mask, source))
         return self.sublayer[2](x, self.feed_forward)
