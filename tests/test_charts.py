@@ -213,9 +213,10 @@ def test_tables_of_plain_altair_are_packed_too():
     assert packed["data"]["values"].startswith("word,n,share\nja,1,0.5\n")
     assert "datasets" not in packed
     assert marks(packed) == marks(spec)
-    gap = pd.DataFrame({"n": [1.0, None], "word": ["", "ja"], "on": [True, False]})
-    spec = alt.Chart(gap).mark_point().encode(x="n", y="word", color="on").to_dict()
-    assert marks(_pack(spec, spec["datasets"])) == marks(spec)
+    for column in ([1.0, None], ["", "ja"], [True, False], ["ja", None]):
+        odd = pd.DataFrame({"n": [1, 2], "odd": column})
+        spec = alt.Chart(odd).mark_point().encode(x="n", y="odd").to_dict()
+        assert marks(_pack(spec, spec["datasets"])) == marks(spec)
 
 
 def test_a_slider_changes_the_curve():
@@ -234,6 +235,19 @@ def test_a_slider_changes_the_curve():
     for y, value in zip(drawn, wanted, strict=True):
         height = (value - low) / (high - low) * span
         assert y - min(drawn) == pytest.approx(height, abs=1)
+
+
+def test_each_formula_has_its_own_colour():
+    up_down = {"it's \\ up": "datum.x", "a:b": "-datum.x"}
+    spec = saved(charts.formula(up_down, 0, 1, 0.5, **TITLES))
+    drawn = {colour: [] for colour in charts.CATEGORIES[:2]}
+    for point in marks(spec):
+        drawn[point["stroke"]].append(point["y"])  # pixels from the top
+    up, down = drawn.values()
+    assert up == sorted(up, reverse=True) and down == sorted(down)
+    assert len(up) == len(down) == 3
+    legend = [text["text"] for text in marks(spec, "legend-label")]
+    assert legend == [*up_down]
 
 
 def test_a_new_process_draws_the_same_bytes():
