@@ -107,7 +107,7 @@ FRAMES = """
 5 {X} <merkt/merken> nicht, dass {last2}. = {s} <does/do> not notice that {fact2}.
 6 während {last2}, {turned}. = while {fact2}, {fact}.
 8 {O}, {den} {S} {rest} {E}, {ist} {rot}. = {o} that {s} {be} {doing_} {is} {red}.
-4 {Den} {V} {S} {rest} {P}. = {fact}.
+26 {Den} {V} {S} {rest} {P}. = {fact}.
 4 warum {turned}? = why {be} {s} {doing}?"""
 
 # %% ../notebooks/17_captions.ipynb #68e0a8a0
