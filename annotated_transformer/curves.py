@@ -155,10 +155,8 @@ def bars(
         raise ValueError(f"{len(rows)} bars: from 1 to {MAX_ROWS} can be drawn")
     wide = 7.5 * max(map(len, words)) + 8
     flat = wide > 100
-    across, up, beside = (alt.X, alt.Y, alt.XOffset)
-    if flat:
-        across, up, beside = (alt.Y, alt.X, alt.YOffset)
-    size = step if flat else max(step, wide)
+    upright, lying = (alt.X, alt.Y, alt.XOffset), (alt.Y, alt.X, alt.YOffset)
+    across, up, beside = lying if flat else upright
     scale = alt.Scale(domain=[*domain]) if domain else alt.Scale()
     told = "; ".join(f"{r['label']} ({r['series']}) {r['value']}" for r in rows)
     chart = alt.Chart(alt.Data(values=rows), title=title)
@@ -168,8 +166,9 @@ def bars(
         tooltip=["series:N", "label:N", "value:Q"],
     )
     if len(series) > 1:
-        names = [str(name) for name in series]
+        names = list(map(str, series))
         colour = alt.Color("series:N", sort=names, legend=alt.Legend(title=None))
         chart = chart.encode(beside("series:N", sort=names), color=colour)
-    size = {"height" if flat else "width": alt.Step(size, **{"for": "position"})}
+    each = alt.Step(step if flat else max(step, wide), **{"for": "position"})
+    size = {"height" if flat else "width": each}
     return chart.properties(description=f"{title}. {told}", **size)

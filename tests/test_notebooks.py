@@ -68,13 +68,16 @@ def words(text: str) -> int:
 
 
 def code_lines(source: str) -> list[str]:
-    """Give the lines of a cell that are code: no blanks, comments or docstrings."""
+    """Give a cell's lines of code: no blanks, comments, docstrings; one a signature."""
     lines = dict(enumerate(source.splitlines(), start=1))
     with contextlib.suppress(SyntaxError):
         for node in ast.walk(ast.parse(source)):
             body = getattr(node, "body", None)
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
                 for number in range(body[0].lineno, body[0].end_lineno + 1):
+                    lines.pop(number, None)
+            if isinstance(node, ast.FunctionDef):  # ruff gives each argument a line
+                for number in range(node.lineno + 1, body[0].lineno):
                     lines.pop(number, None)
     code = (line.strip() for line in lines.values())
     return [line for line in code if line and not line.startswith("#")]
