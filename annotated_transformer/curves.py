@@ -159,8 +159,7 @@ def bars(
     across, up, beside = lying if flat else upright
     scale = alt.Scale(domain=[*domain]) if domain else alt.Scale()
     told = "; ".join(f"{r['label']} ({r['series']}) {r['value']}" for r in rows)
-    chart = alt.Chart(alt.Data(values=rows), title=title)
-    chart = chart.mark_bar().encode(
+    chart = alt.Chart(alt.Data(values=rows), title=title).mark_bar().encode(
         across("place:O", title=x_title, axis=_axis(_js(words))),
         up("value:Q", title=y_title, scale=scale),
         tooltip=["series:N", "label:N", "value:Q"],

@@ -86,11 +86,14 @@ class Config(Run):
 
     def __post_init__(self):
         if self.preset not in PRESETS:
-            known = ", ".join(PRESETS)
-            raise ValueError(f"preset {self.preset!r} is unknown: choose from {known}")
+            raise ValueError(f"preset {self.preset!r} is none of {', '.join(PRESETS)}")
         for name, value in PRESETS[self.preset].items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+        ends = [Path(side).suffix[1:] for side in (self.source, self.target)]
+        if all(ends):  # two files, such as a.de and a.en
+            self.corpus = f"{self.source},{self.target}"
+            self.source, self.target = ends
         check(self)
 
 # %% ../notebooks/20_recipe.ipynb #685a2d78
@@ -224,8 +227,7 @@ def make_loader(config: Config, rows, units, train: bool, rank=0, world=1):
     lengths = torch.tensor(lengths, dtype=torch.int32).T  # (n, 2)
     shares = (rank, world) if train else (0, 1)
     sampler = TokenBatchSampler(lengths, config.max_tokens, config.seed, train, *shares)
-    if not train:
-        sampler.batches = sampler.batches[rank::world]
+    sampler.batches = sampler.batches if train else sampler.batches[rank::world]
     return DataLoader(
         encoded,
         batch_sampler=sampler,
