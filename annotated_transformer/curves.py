@@ -153,20 +153,16 @@ def bars(
             rows.append(row | {"value": float(f"{value:.5g}")})
     if not 1 <= len(rows) <= MAX_ROWS:
         raise ValueError(f"{len(rows)} bars: from 1 to {MAX_ROWS} can be drawn")
-    wide = 7.5 * max(map(len, words)) + 8
-    flat = wide > 100
+    flat = (wide := 7.5 * max(map(len, words)) + 8) > 100
     upright, lying = (alt.X, alt.Y, alt.XOffset), (alt.Y, alt.X, alt.YOffset)
     across, up, beside = lying if flat else upright
     scale = alt.Scale(domain=[*domain]) if domain else alt.Scale()
     told = "; ".join(f"{r['label']} ({r['series']}) {r['value']}" for r in rows)
-    chart = (
-        alt.Chart(alt.Data(values=rows), title=title)
-        .mark_bar()
-        .encode(
-            across("place:O", title=x_title, axis=_axis(_js(words))),
-            up("value:Q", title=y_title, scale=scale),
-            tooltip=["series:N", "label:N", "value:Q"],
-        )
+    chart = alt.Chart(alt.Data(values=rows), title=title).mark_bar()
+    chart = chart.encode(
+        across("place:O", title=x_title, axis=_axis(_js(words))),
+        up("value:Q", title=y_title, scale=scale),
+        tooltip=["series:N", "label:N", "value:Q"],
     )
     if len(series) > 1:
         names = list(map(str, series))

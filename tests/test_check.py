@@ -127,7 +127,7 @@ FAULTS = {
         "notebooks/03a_masks.ipynb: the name must be two digits",
     ),
     "a number used twice": (
-        lambda root: rename(root, "03_masks.ipynb", "03_masks.ipynb"),
+        lambda root: rename(root, "03_masks.ipynb", "02_masks.ipynb"),
         "notebooks/02_multi_head.ipynb: 02_masks has the same number",
     ),
     "an upward import": (

@@ -41,6 +41,11 @@ ODD = [
 ODD += ["😀", "Nummer\u00a028.", "Zwei  Hunde\tspielen.", "</s> <s> <unk>", "漢字"]
 
 
+needs_pretrained = pytest.mark.skipif(
+    not (DATA / "pretrained").is_dir(), reason="a package without the repository"
+)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     threads = torch.get_num_threads()
@@ -403,13 +408,14 @@ def test_odd_text_gives_a_string_every_time(run):
     assert translator.translate("Zwei Hunde spielen.") == answers[8]
 
 
-def test_answers_come_in_the_order_of_the_questions(run):
-    translator = Translator.load(run)
+@needs_pretrained
+def test_answers_come_in_the_order_of_the_questions():
+    translator = Translator.load(DATA / "pretrained")
     test = load_corpus("captions")["test"].select(range(12))
     texts = [pair["de"] for pair in test["translation"]]
     answers = translator.translate(texts, beam_size=2)
     assert translator.translate(texts[::-1], beam_size=2) == answers[::-1]
-    assert len(set(answers)) > 1
+    assert len(set(answers)) == 12
     assert translator.translate(texts) == translator.translate(
         texts, **translator.config["decode"]
     )
@@ -536,7 +542,13 @@ def test_half_precision_weights_are_read(run, tmp_path):
 
 
 def test_two_processes_do_what_one_does(settings, tmp_path):
-    plain = settings | dict(dropout=0.0, average=1, seed=3)
+    train_rows = load_corpus(settings["corpus"])["train"]
+    learn_units(Config(**settings), train_rows, tmp_path)
+    units, plain = load_units(tmp_path, "pieces"), None
+    for max_tokens in range(400, 600, 20):  # a last odd batch would be left out by two
+        config = Config(**settings | dict(max_tokens=max_tokens))
+        if len(make_loader(config, train_rows, units, True)) % 2 == 0:
+            plain = settings | dict(max_tokens=max_tokens, dropout=0.0, average=1)
     one = train(Config(**plain, accumulate=2, output=str(tmp_path / "one")))
     code = f"""
 import torch
@@ -556,13 +568,8 @@ train(Config(**{plain!r}, output={str(tmp_path / "two")!r}))
     assert done.returncode == 0, done.stderr[-3000:]
     for name, weight in weights(tmp_path / "two").items():
         torch.testing.assert_close(weight, weights(one)[name], atol=2e-5, rtol=1e-4)
-    first, second = (
-        [r for r in rows(f) if "loss" in r] for f in (one, tmp_path / "two")
-    )
-    assert min(len(first), len(second)) > 5
-    for ours, theirs in zip(first[:5], second[:5], strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-        assert ours["tokens"] == theirs["tokens"]
+    for ours, theirs in zip(rows(one), rows(tmp_path / "two"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)  # validation loss included
 
 
 def test_one_process_starts_no_group(settings, tmp_path):
@@ -628,7 +635,7 @@ def test_scores_from_a_shell(run, capsys):
 # ---- the translator that comes with the repository
 
 
-@pytest.mark.skipif(not (DATA / "pretrained").is_dir(), reason="not in this package")
+@needs_pretrained
 def test_the_pretrained_translator_still_translates():
     folder = DATA / "pretrained"
     size = sum(file.stat().st_size for file in folder.iterdir())
