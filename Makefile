@@ -55,7 +55,8 @@ bench: $(VENV) ## measure the speed, beside peers
 	$(BIN)/python benchmarks/bench.py
 
 book: $(VENV) ## build the web book in build/book/
-	$(BIN)/sphinx-build --quiet book build/book
+	@mkdir -p build/book-src
+	$(BIN)/sphinx-build --quiet -c book build/book-src build/book
 	@echo "Open build/book/index.html"
 
 export: $(VENV) ## notebooks -> package

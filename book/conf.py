@@ -1,0 +1,128 @@
+"""The web book: each notebook a page, with the outputs that it is committed with.
+
+The pages are put together in Sphinx's source folder, which `make book` gives as
+build/book-src. So nothing is written beside the notebooks, and a new notebook needs no
+line here. A page asks for nothing outside its own folder.
+"""
+
+import html
+import json
+import re
+import shutil
+from pathlib import Path
+
+import vl_convert
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+VEGA_LITE = "application/vnd.vegalite.v5+json"
+
+project = "The Annotated Transformer"
+author = "the authors of this series"
+copyright = f"{author}. Code and text: MIT."
+extensions = ["myst_nb", "sphinx-mathjax-offline"]
+myst_enable_extensions = ["amsmath", "dollarmath"]
+myst_links_external_new_tab = True
+nb_execution_mode = "off"
+nb_render_markdown_format = "myst"
+nb_ipywidgets_js = {}  # would come from outside
+suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
+
+html_title = project
+html_theme = "sphinx_book_theme"
+html_theme_options = {
+    "home_page_in_toc": True,
+    "show_navbar_depth": 2,
+    "show_toc_level": 2,
+    "use_download_button": True,
+    "use_fullscreen_button": False,
+    "navigation_with_keys": True,
+    "navbar_persistent": [],  # the search field stands in the sidebar
+    "footer_content_items": ["copyright.html"],
+}
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
+html_static_path = ["_static"]
+html_css_files = ["book.css"]
+html_sourcelink_suffix = ""  # a download is named 01_attention.ipynb, not ….ipynb.txt
+html_show_sphinx = False
+
+
+def toctrees() -> str:
+    """Every notebook in order, under the parts that the README's map puts it in."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| \| \*\*(.+?)\*\*|\(notebooks/(\w+)\.ipynb\)", readme, re.M)
+    opens, part = {}, None
+    for caption, stem in rows:
+        if stem and part:
+            opens[stem] = part
+        part = caption or None
+    text = "```{toctree}\n:maxdepth: 1\n\n"
+    for page in PAGES:
+        if caption := opens.get(page.stem):
+            text += f"```\n\n```{{toctree}}\n:maxdepth: 1\n:caption: {caption}\n\n"
+        first = json.loads(page.read_text("utf-8"))["cells"][0]
+        title = "".join(first["source"]).splitlines()[0].removeprefix("# ")
+        text += f"{page.stem[:2]} {title} <{page.stem}>\n"
+    return text + "```\n"
+
+
+def gather(app: Sphinx, config) -> None:
+    """Put the pages and the chart library into Sphinx's source folder."""
+    here = Path(app.srcdir)
+    if here.is_relative_to(ROOT) and not here.is_relative_to(ROOT / "build"):
+        raise ValueError(f"{here} would be filled with copies: use `make book`")
+    for old in here.glob("*.ipynb"):
+        if old.name not in {page.name for page in PAGES}:
+            old.unlink()
+    for page in PAGES:
+        shutil.copy2(page, here)
+    index = (ROOT / "book" / "index.md").read_text("utf-8") + "\n" + toctrees()
+    if not (here / "index.md").exists() or (here / "index.md").read_text() != index:
+        (here / "index.md").write_text(index, "utf-8")
+    library = here / "library" / f"vega-{vl_convert.__version__}.js"
+    if not library.exists():
+        library.parent.mkdir(exist_ok=True)
+        code = vl_convert.javascript_bundle(vl_version="5.20")
+        library.write_text(f"(() => {{\n{code}\n}})();\n", "utf-8")  # it declares `_`
+    config.html_static_path.append(str(library.parent))
+    app.add_js_file(library.name)
+    app.add_js_file("charts.js")
+
+
+def page_of(app: Sphinx, name: str, content: list[str]) -> None:
+    """Show a notebook to a reader: no `#|` lines, and charts that are alive."""
+    if not name[0].isdigit():
+        return
+    notebook, cells = json.loads(content[0]), []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"])
+            cell["source"] = re.sub(r"^#\|.*\n?", "", source, flags=re.M).lstrip("\n")
+            if re.search(r"^#\| export", source, re.M):
+                cell["metadata"]["tags"] = ["exported"]
+            for output in cell["outputs"]:
+                if spec := output.get("data", {}).get(VEGA_LITE):
+                    output["data"] = {"text/html": chart(spec, output)}
+        if "".join(cell["source"]):
+            cells.append(cell)
+    notebook["cells"] = cells
+    content[0] = json.dumps(notebook)
+
+
+def chart(spec: dict, output: dict) -> str:
+    """A chart as its picture and its specification, which charts.js brings to life."""
+    data = output["data"]
+    words = html.escape("".join(data.get("text/plain", "A chart")), quote=True)
+    png = "".join(data["image/png"]).replace("\n", "")
+    width = output["metadata"].get("image/png", {}).get("width", "")
+    code = json.dumps(spec, separators=(",", ":")).replace("</", r"<\/")
+    return (
+        f'<div class="live-chart"><img src="data:image/png;base64,{png}" alt="{words}" '
+        f'width="{width}"><script type="application/json">{code}</script></div>'
+    )
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("config-inited", gather)
+    app.connect("source-read", page_of)
