@@ -14,7 +14,7 @@ VENV := .venv/ready
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run outputs test lab translator bench book export check lint kernels
+.PHONY: help run outputs test lab translator pretrained bench book export check lint kernels
 
 # The series and its tests need no network: say so to the one library that would ask.
 run outputs test kernels: export HF_HUB_OFFLINE = 1
@@ -50,6 +50,12 @@ translator: $(VENV) ## train and score a translator: CORPUS=multi30k PRESET=smal
 	$(BIN)/python -m annotated_transformer.translation train --corpus $(CORPUS) \
 	  --preset $(PRESET) --output runs/$(CORPUS)
 	$(BIN)/python -m annotated_transformer.translation evaluate runs/$(CORPUS)
+
+pretrained: $(VENV) ## train the captions translator afresh, into data/pretrained/
+	@rm -rf runs/pretrained
+	$(BIN)/python -m annotated_transformer.translation train --output runs/pretrained
+	@cd runs/pretrained && cp checksums.json config.json model.safetensors tokenizer.json \
+	  ../../data/pretrained/ && chmod 644 ../../data/pretrained/*
 
 bench: $(VENV) ## measure the speed, beside peers
 	$(BIN)/python benchmarks/bench.py
