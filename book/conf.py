@@ -46,6 +46,7 @@ html_static_path = ["_static"]
 html_css_files = ["book.css"]
 html_sourcelink_suffix = ""  # a download is named 01_attention.ipynb, not ….ipynb.txt
 html_show_sphinx = False
+html_show_search_summary = False  # would be fetched, which a file may not do
 
 
 def toctrees() -> str:
@@ -113,7 +114,8 @@ def page_of(app: Sphinx, name: str, content: list[str]) -> None:
 def chart(spec: dict, output: dict) -> str:
     """A chart as its picture and its specification, which charts.js brings to life."""
     data = output["data"]
-    words = html.escape("".join(data.get("text/plain", "A chart")), quote=True)
+    words = spec.get("title") or spec.get("description") or "A chart"
+    words = html.escape(str(words["text"] if isinstance(words, dict) else words))
     png = "".join(data["image/png"]).replace("\n", "")
     width = output["metadata"].get("image/png", {}).get("width", "")
     code = json.dumps(spec, separators=(",", ":")).replace("</", r"<\/")
