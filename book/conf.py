@@ -111,11 +111,20 @@ def page_of(app: Sphinx, name: str, content: list[str]) -> None:
     content[0] = json.dumps(notebook)
 
 
+def titles(view: dict) -> list[str]:
+    """What a chart and the charts within it are called."""
+    title = view.get("title", "")
+    title = title.get("text", "") if isinstance(title, dict) else title
+    found = [title if isinstance(title, str) else " ".join(title)]
+    for kind in ("layer", "concat", "hconcat", "vconcat"):
+        found += [name for part in view.get(kind, []) for name in titles(part)]
+    return [name for name in found if name]
+
+
 def chart(spec: dict, output: dict) -> str:
     """A chart as its picture and its specification, which charts.js brings to life."""
     data = output["data"]
-    words = spec.get("title") or spec.get("description") or "A chart"
-    words = html.escape(str(words["text"] if isinstance(words, dict) else words))
+    words = html.escape("; ".join(titles(spec)) or "A chart")
     png = "".join(data["image/png"]).replace("\n", "")
     width = output["metadata"].get("image/png", {}).get("width", "")
     code = json.dumps(spec, separators=(",", ":")).replace("</", r"<\/")
