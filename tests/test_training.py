@@ -108,6 +108,17 @@ def test_padding_does_not_count():
     assert run_epoch([both], Fixed(), loss_by_id)[0] == 4.0
 
 
+def test_the_generator_is_not_paid_for_padding():
+    model, rows = small_model(), []
+    model.generator.register_forward_hook(
+        lambda _, given, __: rows.append(len(given[0]))
+    )
+    given = batches(3)
+    assert any((batch.tgt_y == 0).any() for batch in given)
+    run_epoch(given, model, LabelSmoothing(V, 0))
+    assert rows == [batch.ntokens for batch in given]
+
+
 def test_five_batches_two_at_a_time_are_three_updates():
     model, rows = small_model(), []
     optimizer, scheduler = make_optimizer(model, warmup=4)
