@@ -343,7 +343,9 @@ def show(rows: list[tuple]) -> None:
     print(f"{'measure':62}{'median':>12}{'min':>12}{'max':>12}  unit")
     for name, values, unit in rows:
         numbers = (statistics.median(values), min(values), max(values))
-        print(f"{name:62}" + "".join(f"{x:12,.2f}" for x in numbers) + f"  {unit}")
+        digits = 2 if numbers[0] >= 1 else 4
+        cells = "".join(f"{x:12,.{digits}f}" for x in numbers)
+        print(f"{name:62}{cells}  {unit}")
 
 
 def main(
@@ -375,7 +377,7 @@ def main(
         f"{cores} cores, {threads} threads, torch {torch.__version__}, best precision"
     )
     print(f"{best}; {name}, {len(pairs):,} pairs, {vocab:,} pieces; {rounds} rounds\n")
-    sizes = (100, 200, 400) if quick else (10_000, 100_000, 1_000_000)
+    sizes = (1000, 2000, 4000) if quick else (10_000, 100_000, 1_000_000)
     rows = batching(lengths, sizes)
     for preset, budget, count in (("base", 4096, 1), ("tiny", 1024, 8)):
         budget, count = (PLAIN, 1) if quick else (budget, count)

@@ -20,7 +20,7 @@ VEGA_LITE = "application/vnd.vegalite.v5+json"
 
 project = "The Annotated Transformer"
 author = "the authors of this series"
-copyright = f"{author}. Code and text: MIT."
+copyright = f"{author}. Code and text: MIT"
 extensions = ["myst_nb", "sphinx-mathjax-offline"]
 myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_links_external_new_tab = True

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NUMBER = r" +([\d,]+\.\d\d)"
+NUMBER = r" +([\d,]+\.\d{2,4})"
 ROW = re.compile(rf"(.+?){NUMBER}{NUMBER}{NUMBER}  (\S+)")
 PEERS = ["plain loop", "ours, fp32", "nn.Transformer, fp32"]
 EXPECTED = [
     *(
         f"batching {n} pairs{end}"
-        for n in (100, 400)
+        for n in ("1,000", "4,000")
         for end in ("", ": memory growth")
     ),
     *(f"training, {size}: {name}" for size in ("base", "tiny") for name in PEERS),

@@ -119,6 +119,13 @@ MOVE_ALL = """async () => {
   return still;
 }"""
 
+# In the page: the equations that begin to the left of where anybody can scroll.
+CUT = """() => [...document.querySelectorAll(".bd-article div.math")]
+  .filter((equation) => [...equation.querySelectorAll("mjx-container *")].some(
+    (part) => part.getBoundingClientRect().width
+      && part.getBoundingClientRect().left < equation.getBoundingClientRect().left - 2))
+  .map((equation) => equation.textContent)"""
+
 # In the page: the step at which the first curve of the first chart with knobs peaks.
 PEAK = r"""() => {
   const knob = document.querySelector(".live-chart input[type=range]");
@@ -148,6 +155,7 @@ def test_opens_whole(page, book, stem):
     assert page.evaluate(MOVE_ALL) == []
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate(CUT) == []
 
 
 @pytest.mark.parametrize("stem", PAGES)
