@@ -75,6 +75,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                        'annotated_transformer/checkpoints.py'),
                                                    'annotated_transformer.checkpoints.read_weights': ( 'checkpoints.html#read_weights',
                                                                                                        'annotated_transformer/checkpoints.py'),
+                                                   'annotated_transformer.checkpoints.safetensors': ( 'checkpoints.html#safetensors',
+                                                                                                      'annotated_transformer/checkpoints.py'),
                                                    'annotated_transformer.checkpoints.save_checkpoint': ( 'checkpoints.html#save_checkpoint',
                                                                                                           'annotated_transformer/checkpoints.py'),
                                                    'annotated_transformer.checkpoints.save_weights': ( 'checkpoints.html#save_weights',

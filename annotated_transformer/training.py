@@ -77,7 +77,8 @@ def world_sum(x: Tensor) -> Tensor:
 def update(group, model, criterion, optimizer, scheduler, clip, precision, state):
     """Make one update from a group of batches, each token weighing the same.
 
-    Returns its row of the log. Raises: FloatingPointError if the loss is not finite.
+    Returns its row of the log. Raises: FloatingPointError if the loss or its gradient
+        is not finite.
     """
     began, device = time.perf_counter(), next(model.parameters()).device
     counts = torch.tensor([[b.ntokens, len(b.src)] for b in group], device=device)
@@ -92,11 +93,14 @@ def update(group, model, criterion, optimizer, scheduler, clip, precision, state
         total += loss.detach()
     loss = world_sum(total).item() / max(tokens, 1)
     row = dict(step=state.step + 1, rate=optimizer.param_groups[0]["lr"], loss=loss)
-    if not math.isfinite(loss):
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if not math.isfinite(loss + norm.item()):
         where = "the loss is {loss} at update {step}, rate {rate:.3g}".format(**row)
-        raise FloatingPointError(f"{where}; the loss before was {state.loss}")
+        where += f", its gradient {norm:.3g} long; the loss before was {state.loss}"
+        raise FloatingPointError(where)
     if clip is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        nn.utils.clip_grads_with_norm_(model.parameters(), clip, norm)
     optimizer.step()
     if scheduler is not None:
         scheduler.step()
@@ -108,13 +112,14 @@ def update(group, model, criterion, optimizer, scheduler, clip, precision, state
 @torch.no_grad()
 def measure(batches: Iterable[Batch], model: nn.Module, criterion, precision) -> float:
     """Give the mean loss over all tokens of `batches`, without dropout, in nats."""
+    model = getattr(model, "module", model)  # each process counts its own share
     model.eval()
     sums = torch.zeros(2, dtype=torch.double, device=next(model.parameters()).device)
     for batch in batches:
         sums[0] += summed_loss(model, criterion, batch, precision)
         sums[1] += batch.ntokens
-    loss, tokens = world_sum(sums).tolist()  # once: processes may have unequal shares
-    return loss / max(tokens, 1)
+    loss, tokens = world_sum(sums).tolist()  # once: shares may be unequal
+    return loss / tokens if tokens else math.nan
 
 # %% ../notebooks/13_training.ipynb #e93e7b82
 def run_epoch(
@@ -134,14 +139,18 @@ def run_epoch(
     An update takes `accum_iter` batches, and equals that of one large batch. `clip` is
     the longest gradient allowed; `log` is called with a row after each update.
 
-    Units: returns the mean loss in nats per target token, and the state.
-    Raises: ValueError if `accum_iter` or `clip` is not positive; FloatingPointError if
-        a loss is not finite, before the weights are touched.
+    Units: returns the mean loss in nats per target token (NaN if there is none), and
+        the state.
+    Raises: ValueError if `accum_iter` or `clip` is not positive, or `precision` neither
+        "fp32" nor "bf16"; FloatingPointError if a loss or its gradient is not finite,
+        before the weights are touched.
     Source: Vaswani et al. 2017, section 5.
     """
     if accum_iter < 1 or (clip is not None and not clip > 0):
         both = f"accum_iter ({accum_iter}) and clip ({clip})"
         raise ValueError(f"{both} must be positive")
+    if precision not in ("fp32", "bf16"):
+        raise ValueError(f"precision {precision!r} must be 'fp32' or 'bf16'")
     state = state or TrainState()
     if optimizer is None:
         return measure(batches, model, criterion, precision), state
@@ -154,4 +163,5 @@ def run_epoch(
         loss += row["loss"] * (state.tokens - seen)
         if log is not None:
             log(row)
-    return loss / max(state.tokens - before, 1), state
+    seen = state.tokens - before
+    return loss / seen if seen else math.nan, state

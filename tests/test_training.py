@@ -197,7 +197,12 @@ def test_training_returns_to_training():
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
-    [(dict(accum_iter=0), "0"), (dict(clip=0.0), "0.0"), (dict(clip=-1.0), "-1.0")],
+    [
+        (dict(accum_iter=0), "0"),
+        (dict(clip=0.0), "0.0"),
+        (dict(clip=-1.0), "-1.0"),
+        (dict(precision="fp16"), "fp16"),
+    ],
 )
 def test_bad_settings_are_refused(wrong, named):
     with pytest.raises(ValueError, match=named):
@@ -241,6 +246,45 @@ def test_a_loss_gone_wrong_stops_before_the_weights_are_touched(value, tmp_path)
     other = small_model(seed=1)
     load_weights(other, kept[-1])
     assert_same(weights(other), weights(model))
+
+
+def test_a_gradient_gone_wrong_stops_before_the_weights_are_touched():
+    """The loss is a number, and its slope is none."""
+    model, plain = small_model(), LabelSmoothing(V, 0)
+    optimizer, scheduler = make_optimizer(model, warmup=4)
+    before = weights(model)
+
+    def criterion(log_probs, target):
+        return plain(log_probs, target) + (0 * log_probs.sum()).sqrt()
+
+    criterion.padding_idx = 0
+    with pytest.raises(FloatingPointError, match="update 1.*gradient nan"):
+        run_epoch(batches(1), model, criterion, optimizer, scheduler)
+    assert_same(before, weights(model))
+
+
+def test_no_batches_have_no_loss():
+    model = small_model()
+    optimizer, scheduler = make_optimizer(model, warmup=4)
+    for how in ((), (optimizer, scheduler)):
+        loss, state = run_epoch([], model, LabelSmoothing(V, 0), *how)
+        assert math.isnan(loss) and state.step == 0
+
+
+def test_measuring_leaves_the_other_processes_alone():
+    """A wrapped model would wait for the others, which may have fewer batches."""
+
+    class Wrapped(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, *args):
+            raise AssertionError("the wrapper was called")
+
+    model, plain = small_model(dropout=0.0), LabelSmoothing(V, 0)
+    wrapped = run_epoch(batches(2), Wrapped(model), plain)[0]
+    assert wrapped == run_epoch(batches(2), model, plain)[0]
 
 
 # Checkpoints
@@ -309,6 +353,32 @@ def test_the_last_few_are_kept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == names  # and nothing else lies about
 
 
+def test_none_kept_is_refused(saved):
+    path, *mine, state = saved
+    with pytest.raises(ValueError, match=r"keep \(0\)"):
+        save_checkpoint(path.parent, *mine, state, keep=0)
+    assert list_checkpoints(path.parent) == [path]
+
+
+def test_what_a_killed_run_left_behind_is_removed(saved):
+    path, *mine, state = saved
+    for left in ".step-00000002.gone", ".step-00000004.k1ll3d":
+        (path.parent / left / "new").mkdir(parents=True)
+    save_checkpoint(path.parent, *mine, state)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_missing_library_is_named(saved, monkeypatch):
+    path, *mine, state = saved
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    for work in (
+        lambda: load_checkpoint(path, *mine),
+        lambda: save_checkpoint(path.parent, *mine, state),
+    ):
+        with pytest.raises(ImportError, match="pip install safetensors"):
+            work()
+
+
 FILES = ["model.safetensors", "training.safetensors", "training.json", "checksums.json"]
 
 
@@ -342,6 +412,20 @@ def test_a_flipped_byte_is_found(saved, name, place):
     data[int(place * len(data))] ^= 0xFF
     (path / name).write_bytes(data)
     assert_refused(path, mine, name, "damaged")
+
+
+@pytest.mark.parametrize("key", ["state", "groups", "schedule"])
+def test_what_another_version_saved_is_refused(saved, key):
+    path, *mine, _ = saved
+    rest = json.loads((path / "training.json").read_text())
+    del rest[key]
+    kept = {file.name: file.read_bytes() for file in path.iterdir()}
+    kept["training.json"] = json.dumps(rest).encode()
+    del kept["checksums.json"]
+    with atomic_folder(path) as scratch:
+        for name, data in kept.items():
+            (scratch / name).write_bytes(data)
+    assert_refused(path, mine, str(path), key)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -446,6 +530,25 @@ def test_trouble_while_writing_leaves_the_last_one_whole(
     assert left == [path.name]  # and no half-written folder keeps its room
     save_checkpoint(path.parent, *mine, state)
     assert len(list_checkpoints(path.parent)) == 2
+
+
+def test_between_two_renames_the_old_one_comes_back(tmp_path, monkeypatch):
+    with atomic_folder(tmp_path / "best") as scratch:
+        (scratch / "text").write_text("old")
+    rename, calls = os.replace, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        rename(*args)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        with atomic_folder(tmp_path / "best") as scratch:
+            (scratch / "text").write_text("new")
+    assert len(calls) == 3 and os.listdir(tmp_path) == ["best"]
+    assert (tmp_path / "best" / "text").read_text() == "old"
 
 
 def test_a_folder_is_replaced_whole(tmp_path):
