@@ -418,6 +418,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                           'annotated_transformer/translation.py'),
                                                    'annotated_transformer.translation.begin': ( 'translation.html#begin',
                                                                                                 'annotated_transformer/translation.py'),
+                                                   'annotated_transformer.translation.fingerprint': ( 'translation.html#fingerprint',
+                                                                                                      'annotated_transformer/translation.py'),
                                                    'annotated_transformer.translation.finish': ( 'translation.html#finish',
                                                                                                  'annotated_transformer/translation.py'),
                                                    'annotated_transformer.translation.join_processes': ( 'translation.html#join_processes',

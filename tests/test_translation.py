@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -188,6 +189,19 @@ def test_another_recipe_is_refused_with_both_values(settings, run):
         with pytest.raises(ValueError, match=rf"{name} .*not {value}"):
             train(Config(**settings | {name: value}, output=str(run)))
     assert (run / "config.json").read_bytes() == before
+
+
+def test_a_corpus_that_has_changed_is_refused(settings, corpus, tmp_path):
+    folder = tmp_path / "corpus"
+    shutil.copytree(corpus, folder)
+    config = Config(**settings | {"corpus": str(folder)}, output=str(tmp_path / "run"))
+    train(replace(config, epochs=1))
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    for file in folder.glob("train.*"):
+        file.write_text("\n".join(file.read_text().splitlines()[::-1]) + "\n")
+    with pytest.raises(ValueError, match=r"another .*\(\d+ pairs, \w+, not \d+ pairs"):
+        train(config)
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
 def test_more_epochs_may_follow(settings, run, tmp_path):
