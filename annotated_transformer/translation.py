@@ -92,7 +92,9 @@ def begin(config: Config, folder: Path, rows) -> None:
         for name in sorted(recipe | {"corpus", "source", "target"}):
             if old.get(name) != getattr(config, name):
                 both = f"{name} {old.get(name)!r}, not {getattr(config, name)!r}"
-                raise ValueError(f"{folder} holds a run with {both}: use another folder")
+                raise ValueError(
+                    f"{folder} holds a run with {both}: use another folder"
+                )
     else:
         folder.mkdir(parents=True, exist_ok=True)
         begun = {"settings": asdict(config), "fingerprint": read}
@@ -212,9 +214,10 @@ def train(config: Config) -> Path:
 
 # %% ../notebooks/25_translation.ipynb #f4a4b846
 def main(args: list[str] | None = None) -> None:
-    """Run one command line: train, translate or evaluate."""
-    tyro = optional("tyro")
+    """Run one command line: train, translate, evaluate or export."""
+    tyro, serving = optional("tyro"), optional("annotated_transformer.interchange")
     commands = {"train": train, "translate": translate, "evaluate": evaluate}
+    commands["export"] = serving.export  # of a later notebook, so found by its name
     style = (tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs)
     try:
         tyro.extras.subcommand_cli_from_dict(commands, args=args, config=style)
