@@ -285,7 +285,7 @@ MUTATIONS = {
         ("factor ignored", "return factor * ", "return "),
     ],
     "label_smoothing": [
-        ("size - 1", "(self.size - 2)", "(self.size - 1)"),
+        ("size - 1", "(log_probs.size(-1) - 2)", "(log_probs.size(-1) - 1)"),
         (
             "padding gets a share",
             "log_probs[:, :pad].sum(-1) + log_probs[:, pad + 1 :].sum(-1)",
@@ -299,7 +299,17 @@ MUTATIONS = {
         ("padded rows counted", ".masked_fill(target == pad, 0.0)", ""),
         ("mean for sum", "target == pad, 0.0).sum()", "target == pad, 0.0).mean()"),
         ("entropy of the right word left out", "(math.log(sure) - right)", "(-right)"),
-        ("entropy of the rest left out", "self.smoothing * math.log(share) - ", "-"),
+        ("entropy of the rest left out", "smoothing * math.log(share) - ", "-"),
+        ("slope: the right word's lost", "(-sure * slope)", "(-share * slope)"),
+        (
+            "slope: of the wrong sign",
+            "(-share * slope).expand",
+            "(share * slope).expand",
+        ),
+        ("slope: padding is a word", "slopes[:, pad], ", ""),
+        ("slope: padded rows counted", ", slopes[target == pad] = 0, 0", " = 0"),
+        ("slope: what comes back ignored", "-share * slope)", "-share + 0 * slope)"),
+        ("any number of words", "if log_probs.size(-1) != self.size:", "if False:"),
         ("no smoothing is NaN", "if share > 0:", "if True:"),
     ],
     "batches": [
@@ -399,27 +409,32 @@ MUTATIONS = {
         ("rate never moves", "scheduler.step()", "pass"),
         ("rate one update behind", "rate(done + 1,", "rate(done,"),
         ("no clipping", "if clip is not None:", "if False:"),
-        ("no look at the loss", "if not math.isfinite(loss):", "if False:"),
+        (
+            "no look at the loss",
+            "if not math.isfinite(loss + norm.item()):",
+            "if False:",
+        ),
         (
             "a look at the loss after the step",
-            "    if not math.isfinite(loss):",
-            "    optimizer.step()\n    if not math.isfinite(loss):",
+            "    if not math.isfinite(loss + norm.item()):",
+            "    optimizer.step()\n    if not math.isfinite(loss + norm.item()):",
         ),
         ("groups of one", "islice(batches, accum_iter)", "islice(batches, 1)"),
         ("trains on what goes in", "batch.tgt_y[real])", "batch.tgt[real])"),
         ("always bf16", 'enabled=precision == "bf16"', "enabled=True"),
         ("never bf16", 'enabled=precision == "bf16"', "enabled=False"),
         ("measures updates, too", "if optimizer is None:", "if False:"),
+        ("the loss of the last update", 'loss += row["loss"]', 'loss = row["loss"]'),
     ],
     "checkpoints": [
         (
             "written in place",
-            "scratch = Path(tempfile.mkdtemp(**aside))",
-            "scratch = folder\n    scratch.mkdir(exist_ok=True)",
+            '    new, old = aside / "new",',
+            "    new, old = folder,",
         ),
         (
             "half a folder left behind",
-            "shutil.rmtree(scratch, ignore_errors=True)",
+            "shutil.rmtree(aside, ignore_errors=True)",
             "pass",
         ),
         ("checksums ignored", ".hexdigest() != right:", ".hexdigest() == 0:"),
@@ -427,16 +442,16 @@ MUTATIONS = {
         ("not a number", "if not weights[name].isfinite().all():", "if False:"),
         (
             "random state forgotten",
-            'torch.set_rng_state(tensors["random.cpu"])',
+            "torch.set_rng_state(random)",
             "pass",
         ),
         (
             "Adam's moments forgotten",
-            'load_state_dict({"state": adam,',
-            'load_state_dict({"state": {},',
+            "dict(state=adam, param",
+            "dict(state={}, param",
         ),
-        ("schedule forgotten", 'scheduler.load_state_dict(rest["schedule"])', "pass"),
-        ("weights forgotten", "    load_weights(model, path)\n", ""),
+        ("schedule forgotten", "scheduler.load_state_dict(schedule)", "pass"),
+        ("weights forgotten", "    load_weights(model, path)  # all", "    # all"),
         ("where it stood forgotten", 'TrainState(**rest["state"])', "TrainState()"),
         ("all checkpoints kept", "list_checkpoints(folder)[:-keep]", "[]"),
         (
@@ -447,6 +462,11 @@ MUTATIONS = {
         ("sum for mean", " / len(folders)", ""),
     ],
     "greedy": [
+        (
+            "the padding of the source is read",
+            "decode(self.memory, self.src_mask,",
+            "decode(self.memory, None,",
+        ),
         ("starts from padding", "if start_symbol == pad:", "if False:"),
         ("starts with nothing", "ids[:, 0] = start_symbol", "pass"),
         (
@@ -603,6 +623,11 @@ MUTATIONS = {
             "the test split is trained on",
             '"train": ("train",),',
             '"train": ("test",),',
+        ),
+        (
+            "held-out pairs stay in training",
+            'corpus["train"], corpus[split] = parts["train"], parts["test"]',
+            'corpus[split] = parts["test"]',
         ),
     ],
     "recipe": [
