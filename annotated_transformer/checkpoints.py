@@ -77,11 +77,10 @@ def safetensors():
     try:
         import safetensors.torch as library
     except (ImportError, OSError) as error:
-        message = "this needs safetensors: pip install safetensors"
-        raise ImportError(message) from error
+        raise ImportError("this needs safetensors: pip install safetensors") from error
     return library
 
-
+# %% ../notebooks/14_checkpoints.ipynb #a3cdc729
 def save_weights(model: nn.Module, folder: str | Path) -> None:
     """Write `model.safetensors`, a tied weight once."""
     weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
