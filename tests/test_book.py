@@ -1,6 +1,8 @@
 """The web book in a real browser: each page opens, draws, asks for nothing outside."""
 
+import csv
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -11,6 +13,8 @@ from urllib.parse import unquote
 import pytest
 from filelock import FileLock
 from playwright.sync_api import sync_playwright
+
+from annotated_transformer.copy_task import toy_translation
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -96,20 +100,30 @@ CHARTS = """() => [...document.querySelectorAll(".live-chart svg")].map((svg) =>
   return [width, height, svg.getAttribute("aria-label") || ""];
 })"""
 
+# In the page: each slider, menu and button that the keyboard or a screen reader misses.
+MUTE = """() => [...document.querySelectorAll(".live-chart input, .live-chart select")]
+  .filter((one) => one.tabIndex !== 0 || !one.checkVisibility()
+    || !one.labels[0]?.textContent.trim())
+  .map((one) => one.outerHTML)"""
+
 # In the page: move each slider and menu to another value, and say what moved nothing.
 MOVE_ALL = """async () => {
   const still = [];
+  const controls = "input[type=range], input[type=radio]:not(:checked), select";
   for (const chart of document.querySelectorAll(".live-chart")) {
-    for (const control of chart.querySelectorAll("input[type=range], select")) {
+    for (const control of chart.querySelectorAll(controls)) {
       const svg = () => chart.querySelector("svg").outerHTML;
       const before = svg();
       if (control.options) {
         control.selectedIndex = control.selectedIndex ? 0 : 1;
+      } else if (control.type === "radio") {
+        control.checked = true;
       } else {
         const { min, max, value } = control;
         control.value = (+value + (2 * value > +min + +max ? +min : +max)) / 2;
       }
-      control.dispatchEvent(new Event(control.options ? "change" : "input"));
+      const kind = control.type === "range" ? "input" : "change";
+      control.dispatchEvent(new Event(kind));
       for (let wait = 0; wait < 40 && svg() === before; wait++) {
         await new Promise((done) => setTimeout(done, 25));
       }
@@ -117,6 +131,19 @@ MOVE_ALL = """async () => {
     }
   }
   return still;
+}"""
+
+# In the page: what the marks of a chart say of themselves, once it has come to rest.
+SAYS = """async (chart) => {
+  await chart.view.runAsync();
+  const marks = chart.querySelectorAll("svg :is(path, line)[aria-label]");
+  return [...marks].map((mark) => mark.getAttribute("aria-label"));
+}"""
+
+# In the page: the words that a chart shows, once it has come to rest.
+WORDS = """async (chart) => {
+  await chart.view.runAsync();
+  return [...chart.querySelectorAll("svg text")].map((text) => text.textContent);
 }"""
 
 # In the page: the equations that begin to the left of where anybody can scroll.
@@ -137,6 +164,25 @@ PEAK = r"""() => {
 }"""
 
 
+# What a beam of two makes of the four-word language, worked out with a pencil.
+BEAM_OF_TWO = [
+    [("kept", "<s> A", "0.600"), ("kept", "<s> B", "0.400")],
+    [
+        ("found", "<s> B end", "0.360"),
+        ("kept", "<s> A x", "0.300"),
+        ("dropped", "<s> A end", "0.180"),
+        ("kept", "<s> A B", "0.120"),
+        ("dropped", "<s> B A", "0.040"),
+    ],
+    [
+        ("found", "<s> A x end", "0.240"),
+        ("found", "<s> A B end", "0.108"),
+        ("kept", "<s> A x x", "0.060"),
+        ("kept", "<s> A B A", "0.012"),
+    ],
+]
+
+
 @pytest.mark.parametrize("stem", PAGES)
 def test_opens_whole(page, book, stem):
     visit(page, book, stem)
@@ -152,6 +198,8 @@ def test_opens_whole(page, book, stem):
     text = page.locator(".bd-article").inner_text()
     assert "#|" not in text.replace("`#|", "") and "$$" not in text
 
+    assert page.locator(".bd-article img:not([alt])").count() == 0
+    assert page.evaluate(MUTE) == []
     assert page.evaluate(MOVE_ALL) == []
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -183,6 +231,147 @@ def test_the_peak_follows_the_warm_up(page, book):
         knob.fill(str(warmup))
         page.wait_for_timeout(200)
         assert page.evaluate(PEAK) == pytest.approx(warmup, abs=100)
+
+
+def with_control(page, name: str):
+    """The chart with the slider, the menu or the buttons called `name`, and these."""
+    chart = page.locator(".live-chart").filter(has=page.locator(f"[name='{name}']"))
+    return chart, chart.locator(f"[name='{name}']")
+
+
+def told(chart, name: str) -> list[float]:
+    """The number that each mark of `chart` gives for `name`, in the order drawn."""
+    pattern = rf"(?:^|; ){re.escape(name)}: ([^;]+)"
+    found = (re.search(pattern, said) for said in chart.evaluate(SAYS))
+    return [float(match[1].replace("−", "-")) for match in found if match]
+
+
+def test_the_weights_follow_the_scores(page, book):
+    visit(page, book, "01_attention")
+    for first, second in ((12, 10), (4, 8), (7.5, 7.5), (16, 0)):
+        for name, score in (("score_1", first), ("score_2", second)):
+            chart, slider = with_control(page, name)
+            slider.fill(str(score))
+        share = 1 / (1 + math.exp(second - first))
+        assert told(chart, "weight") == pytest.approx([share, 1 - share], abs=1e-6)
+
+
+def test_the_head_menu_picks_an_arc(page, book):
+    visit(page, book, "02_multi_head")
+    chart, menu = with_control(page, "h")
+    names = menu.locator("option").all_inner_texts()
+    assert names[0] == "all" and len(names) == 4
+    for name in names:
+        menu.select_option(name)
+        found = (
+            re.search(r"head: ([^;]+).*shown: ([^;]+)", one)
+            for one in chart.evaluate(SAYS)
+        )
+        drawn = {match[1]: float(match[2]) for match in found if match}
+        assert sorted(drawn) == sorted(names[1:])
+        for head, shown in drawn.items():
+            assert shown == (1 if name in ("all", head) else 0.15)
+
+
+def test_the_head_menu_picks_a_map(page, book):
+    visit(page, book, "26_attention_maps")
+    specs = [
+        output.get("data", {}).get(VEGA_LITE) for output in outputs("26_attention_maps")
+    ]
+    (data,) = (spec["data"]["values"] for spec in specs if spec and "params" in spec)
+    maps = {
+        tuple(map(row.get, ("attention", "layer", "head"))): row
+        for row in csv.DictReader(data.splitlines())
+    }
+    assert len(maps) == 3 * 2 * 4
+    for picked in [*maps][::5]:
+        for name, value in zip(("attention", "layer", "head"), picked, strict=True):
+            chart, menu = with_control(page, name)
+            menu.select_option(value)
+        weights = [int(one) / 1000 for one in maps[picked]["thousandths"].split()]
+        assert told(chart, "weight") == pytest.approx(weights, abs=1e-6)
+
+
+def test_positions_turn_the_hands(page, book):
+    visit(page, book, "06_embeddings")
+    chart, slider = with_control(page, "position")
+    for position in (0, 1, 42, 100):
+        slider.fill(str(position))
+        angles = [position * 10000 ** (-2 * pair / 16) for pair in range(5)]
+        for name in ("sin", "cos"):
+            wanted = [getattr(math, name)(angle) for angle in angles]
+            assert told(chart, name) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_epsilon_moves_from_the_right_word_to_the_rest(page, book):
+    visit(page, book, "12_label_smoothing")
+    chart, slider = with_control(page, "epsilon")
+    for epsilon in (0, 0.1, 0.4, 0.8):
+        slider.fill(str(epsilon))
+        rest = epsilon / 4  # <blank> is never asked for; "bin" is right
+        wanted = [0, rest, rest, 1 - epsilon, rest, rest]
+        assert told(chart, "probability asked for") == pytest.approx(wanted, abs=1e-6)
+
+
+def test_the_steppers_words_spell_the_translation(page, book):
+    visit(page, book, "15_greedy")
+    chart, slider = with_control(page, "step")
+    said = ["<s>"]
+    for step in range(1, 7):
+        slider.fill(str(step))
+        marks = [
+            re.search(r"value: (\S+); word: (\S+)", one).groups()
+            for one in chart.evaluate(SAYS)
+        ]
+        best, looks = marks[:3], marks[3:]
+        chances = [float(chance) for chance, _ in best]
+        assert chances == sorted(chances, reverse=True) and sum(chances) <= 1.001
+        assert sum(float(weight) for weight, _ in looks) == pytest.approx(1, abs=0.01)
+        assert f"{' '.join(said)} …" in chart.evaluate(WORDS)
+        said.append(best[0][1])
+    words, pairs = toy_translation()
+    known = {
+        tuple(words[w] for w in src): [words[w] for w in tgt] for src, tgt in pairs
+    }
+    assert said == known[tuple(word for _, word in looks)]
+
+
+def test_the_tree_grows_with_the_slider(page, book):
+    visit(page, book, "16_decoding")
+    chart, slider = with_control(page, "step")
+    for step in range(1, 4):
+        slider.fill(str(step))
+        pattern = r"fate: (\w+); said: ([^;]+); probability: ([\d.]+)"
+        drawn = {
+            re.search(pattern, one).groups()
+            for one in chart.evaluate(SAYS)
+            if "said: " in one
+        }
+        grown = {one for rows in BEAM_OF_TWO[:step] for one in rows}
+        assert drawn == grown | {("kept", "<s>", "1.000")}
+
+
+def test_the_buttons_zoom(page, book):
+    visit(page, book, "00_start_here")
+    chart, buttons = with_control(page, "zoom")
+    inside = ["encoder", "floor 6", "feed-forward", "softmax: weights"]
+    for stop, button in enumerate(buttons.all()):
+        button.check()
+        shown = [word for word in chart.evaluate(WORDS) if word in inside]
+        assert [*dict.fromkeys(shown)] == (inside[stop - 1 : stop] if stop else inside)
+
+
+def test_the_keyboard_reaches_and_moves_what_can_be_moved(page, book):
+    for stem, names in (("15_greedy", "step updates"), ("00_start_here", "zoom")):
+        visit(page, book, stem)
+        chart, _ = with_control(page, names.split()[0])
+        chart.evaluate("(chart) => { chart.tabIndex = -1; chart.focus(); }")
+        for name in names.split():
+            page.keyboard.press("Tab")
+            assert page.evaluate("document.activeElement.name") == name
+            before = chart.evaluate(WORDS)
+            page.keyboard.press("ArrowRight" if name != "updates" else "ArrowUp")
+            assert chart.evaluate(WORDS) != before
 
 
 def test_the_contents_list_every_notebook_in_its_part(page, book):
