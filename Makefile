@@ -14,7 +14,8 @@ VENV := .venv/ready
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run outputs test lab translator pretrained bench book export check lint kernels
+.PHONY: help run outputs test lab translator pretrained bench book export exercises check \
+  lint kernels
 
 # The series and its tests need no network: say so to the one library that would ask.
 run outputs test kernels: export HF_HUB_OFFLINE = 1
@@ -38,6 +39,7 @@ run: $(VENV) ## execute a copy of the series in build/run/, training included, a
 outputs: $(VENV) ## execute the series in place: rebuild the outputs that are committed
 	@rm -rf notebooks/runs
 	$(call execute,notebooks)
+	$(call execute,notebooks/solutions)
 	@$(BIN)/nbdev-clean
 
 test: check lint ## everything that CI checks
@@ -70,6 +72,9 @@ export: $(VENV) ## notebooks -> package
 	$(BIN)/nbdev-export
 	$(BIN)/nbdev-clean
 
+exercises: $(VENV) ## solutions -> exercises: take out what the reader is to write
+	$(BIN)/python notebooks/solutions/clear.py
+
 check: $(VENV) ## package and notebooks in step, imports in the right direction, notebooks clean
 	$(BIN)/python tests/check.py
 
@@ -78,7 +83,7 @@ lint: $(VENV) ## ruff, on notebooks and Python files
 	$(BIN)/ruff format --check
 
 kernels: $(VENV) ## each notebook in a real Jupyter kernel of its own (slow cells included)
-	@cd notebooks && for notebook in [0-9]*.ipynb; do \
+	@cd notebooks && for notebook in [0-9]*.ipynb solutions/[0-9]*.ipynb; do \
 	  ../$(BIN)/jupyter-execute $$notebook || exit 1; \
 	done
 
@@ -92,12 +97,12 @@ $(VENV): requirements.txt
 	@$(BIN)/pip install -qq --no-compile --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Execute the notebooks of folder $(1) in series order, each in a process of its own, with
-# the slow cells, and write what they show into them.
+# Execute the notebooks of folder $(1), two at a time on a thread each (which is quicker than
+# one at a time on two), with the slow cells, and write what they show into them. The one
+# that trains the translator takes longest, so it starts first.
 define execute
-@for notebook in $(1)/[0-9]*.ipynb; do \
-  echo "Executing $$notebook"; \
-  $(BIN)/nbdev-test $$notebook --flags slow --save --cell-timeout 0 > /dev/null || { \
-    echo "$$notebook stopped at the error above, and the run stops with it." >&2; exit 1; }; \
-done
+@printf '%s\n' $(1)/*_translation.ipynb $(1)/[0-9]*.ipynb | awk '!seen[$$0]++' | \
+  OMP_NUM_THREADS=1 xargs -n 1 -P 2 sh -c 'echo "Executing $$0"; \
+    $(BIN)/nbdev-test $$0 --flags slow --save --cell-timeout 0 > /dev/null || { \
+      echo "$$0 stopped at the error above, and the run stops with it." >&2; exit 255; }'
 endef
