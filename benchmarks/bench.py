@@ -33,7 +33,7 @@ from annotated_transformer.model import make_model
 from annotated_transformer.multi_head import MultiHeadedAttention
 from annotated_transformer.recipe import PRESETS, choose_precision
 from annotated_transformer.text import BytePairTokenizer, add_marks, optional
-from annotated_transformer.training import make_optimizer, run_epoch
+from annotated_transformer.training import make_optimizer, run_epoch, summed_loss
 from annotated_transformer.translator import Translator
 
 PLAIN = 72  # the plain loop pads every sentence to this many tokens
@@ -43,7 +43,8 @@ NOTES = """
 A ratio a / b says how many times as fast a is. tokens/s: of the target, no padding.
 The plain loop has the first sentences of each batch, padded to 72; in decoding it has
 only the few that its row names, and no beam. GFLOP/s of training: what torch's flop
-counter finds in one update (it leaves out the scores of attention), over its time."""
+counter finds in one update (it leaves out the scores of attention), over its time.
+kept: what the way forward holds for the way back, weights aside."""
 
 
 def alternate(ways: dict, rounds: int) -> dict[str, list[float]]:
@@ -246,6 +247,48 @@ def training(preset, groups, vocab, rounds, plain_rows, compiled) -> list[tuple]
     return rows
 
 
+# --- growth ---------------------------------------------------------------------------
+
+
+def kept(model, criterion, batch) -> float:
+    """Measure what the way forward keeps for the way back, weights aside, in MB."""
+    found, weights = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(x):
+        if x.untyped_storage().data_ptr() not in weights:
+            found[x.untyped_storage().data_ptr()] = x.untyped_storage()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        loss = summed_loss(model, criterion, batch, "fp32")
+    assert loss.requires_grad
+    return sum(space.nbytes() for space in found.values()) / 2**20
+
+
+def growth(vocab: int, shapes, rounds: int) -> list[tuple]:
+    """Follow time and memory of an update as sentences and batches grow."""
+    names = ("N", "d_model", "d_ff", "h", "dropout")
+    sizes = {name: PRESETS["tiny"][name] for name in names}
+    model = make_model(vocab, vocab, **sizes, share_embeddings=True).train()
+    criterion, rows = LabelSmoothing(vocab, 0, 0.1), []
+    for B, T in shapes:
+        ids = torch.randint(4, vocab, (B, T + 1)).tolist()
+        group = list(zip(ids, ids, strict=True))
+        five_lines = write_out(model)
+        ways = {
+            "ours": our_trainer(model, [group], "fp32"),
+            "the five lines": our_trainer(five_lines, [group], "fp32"),
+            "nn.Transformer": torch_trainer(model, [group], "fp32"),
+        }
+        part, work = f"growth, {B} x {T} tokens", dict.fromkeys(ways, B * T)
+        pairs = [("ours", "the five lines"), ("ours", "nn.Transformer")]
+        rows += table_rows(part, "tokens/s", work, alternate(ways, rounds), pairs)
+        for name, one in (("ours", model), ("the five lines", five_lines)):
+            memory = kept(one, criterion, collate(group))
+            rows.append((f"{part}: {name}, kept", [memory], "MB"))
+    return rows
+
+
 # --- decoding -------------------------------------------------------------------------
 
 
@@ -384,6 +427,9 @@ def main(
         groups = pick_batches(pairs, lengths, budget, count)
         few = 2 if quick else 64
         rows += training(preset, groups, vocab, rounds, few, compile)
+    shapes = [(8, T) for T in (16, 32, 64, 128, 256, 512)]
+    shapes += [(B, 32) for B in (1, 4, 16, 64, 256)]
+    rows += growth(vocab, [(2, 8), (2, 16), (4, 8)] if quick else shapes, rounds)
     rows += decoding(translator, *((20, 2) if quick else (200, 10)), rounds)
     show(rows)
     print(NOTES)

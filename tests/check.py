@@ -174,6 +174,26 @@ def package_faults(
             )
 
 
+def exercise_faults(root: Path, fresh: Path, problem: str) -> Iterator[str]:
+    """Compare the exercises as they stand with what their solutions give."""
+    if problem:
+        yield f"notebooks/solutions/: {problem}."
+        return
+    for path in sorted((fresh / "notebooks/exercises").glob("*.ipynb")):
+        name = str(path.relative_to(fresh))
+        if not re.fullmatch(r"\d_[a-z_]+", path.stem):
+            continue  # a reader's own copy
+        if not (fresh / "notebooks/solutions" / path.name).exists():
+            yield f"{name}: there is no solution of that name; delete it."
+        elif not (root / name).exists():
+            yield f"{name}: is missing; run `make exercises`."
+        elif path.read_bytes() != (root / name).read_bytes():
+            yield (
+                f"{name}: is not what its solution gives; make the change in "
+                f"notebooks/solutions/{path.name}, then run `make exercises`."
+            )
+
+
 def faults(root: Path) -> Iterator[str]:
     """Find everything in the tree at `root` that is not in step."""
     paths = sorted((root / "notebooks").glob("*.ipynb"))
@@ -206,12 +226,19 @@ def faults(root: Path) -> Iterator[str]:
         shutil.copy(root / "pyproject.toml", fresh)
         ignored = shutil.ignore_patterns("runs", ".ipynb_checkpoints")
         shutil.copytree(root / "notebooks", fresh / "notebooks", ignore=ignored)
+        clear = [sys.executable, fresh / "notebooks/solutions/clear.py"]
+        cleared = subprocess.run(clear, capture_output=True, text=True)
         for command in ("nbdev-export", "nbdev-clean"):
             if problem := run_nbdev(command, fresh):
                 yield f"notebooks/: {command} fails on them: {problem}"
                 return
+        problem = cleared.stderr.strip().rpartition("\n")[2]
+        problem = problem if cleared.returncode else ""
+        yield from exercise_faults(root, fresh, problem)
         for path in sorted((fresh / "notebooks").rglob("*.ipynb")):
             name = str(path.relative_to(fresh))
+            if path.parent.name == "exercises":
+                continue
             if name not in unstable and path.read_bytes() != (root / name).read_bytes():
                 yield f"{name}: is not clean; run `make export`, which cleans it."
         yield from package_faults(root / PACKAGE, fresh / PACKAGE, origin, unstable)

@@ -23,6 +23,11 @@ EXPECTED = [
     "training, tiny: ours, fp32 / plain loop",
     "machine, base: matrix products, fp32",
     "machine, base: ours, fp32 / matrix products, fp32",
+    *(
+        f"growth, {shape} tokens: ours{end}"
+        for shape in ("2 x 8", "2 x 16", "4 x 8")
+        for end in ("", " / the five lines", " / nn.Transformer", ", kept")
+    ),
     "greedy: ours",
     "greedy: ours / ours, no cache",
     "greedy: ours / plain loop (from 2)",
@@ -57,3 +62,11 @@ def test_every_number_is_positive_and_between_its_ends(table):
 def test_answers_do_not_depend_on_the_cache(table):
     for search in ("greedy", "beam 4"):
         assert table[f"{search}: same answers as no cache"][0] == "100.00"
+
+
+def test_longer_sentences_and_larger_batches_keep_more(table):
+    small, long, many = (
+        float(table[f"growth, {shape} tokens: the five lines, kept"][0])
+        for shape in ("2 x 8", "2 x 16", "4 x 8")
+    )
+    assert small < many < long

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MASKS = "notebooks/03_masks.ipynb"  # the notebook that most faults are planted in
+EXERCISE = "exercises/1_attention.ipynb"
 LAST = next((ROOT / "notebooks").glob("*_beyond_the_notebook.ipynb")).name
 
 
@@ -117,6 +118,28 @@ FAULTS = {
     "half a notebook": (
         lambda root: (root / MASKS).write_text('{"cells": ['),
         f"{MASKS}: is not a notebook that can be read",
+    ),
+    "a hand edit of an exercise": (
+        lambda root: edit(root / "notebooks" / EXERCISE, lambda cells: cells.pop()),
+        f"notebooks/{EXERCISE}: is not what its solution gives",
+    ),
+    "a solution whose exercise is not made anew": (
+        lambda root: add(root, "solutions/1_attention.ipynb", "1 + 1"),
+        f"notebooks/{EXERCISE}: is not what its solution gives",
+    ),
+    "a solution without an exercise": (
+        lambda root: (root / "notebooks" / EXERCISE).unlink(),
+        f"notebooks/{EXERCISE}: is missing",
+    ),
+    "an exercise without a solution": (
+        lambda root: rename(root, EXERCISE, "exercises/6_attention.ipynb"),
+        "notebooks/exercises/6_attention.ipynb: there is no solution",
+    ),
+    "a mark that stands alone": (
+        lambda root: add(
+            root, "solutions/1_attention.ipynb", "### BEGIN SOLUTION Write x.\nx = 1"
+        ),
+        "notebooks/solutions/: ValueError: 1_attention.ipynb: a mark stands alone",
     ),
     "a gap": (
         lambda root: (root / MASKS).unlink(),
