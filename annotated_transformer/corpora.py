@@ -61,12 +61,12 @@ def hold_out(corpus, seed: int = 0):
 @contextmanager
 def offline_if_must(hub, *others):
     """Let libraries look only at this machine if the hub does not answer."""
-    places = [(module, "HF_HUB_OFFLINE") for module in (hub.constants, *others)]
+    places = [(module, "HF_HUB_OFFLINE") for module in (hub, *others)]
     before = [getattr(*place) for place in places]
     answers = not any(before)
     try:
         if answers:
-            urllib.request.urlopen(hub.constants.ENDPOINT, timeout=5).close()
+            urllib.request.urlopen(hub.ENDPOINT, timeout=5).close()
     except urllib.error.HTTPError:
         pass  # an answer, if not a friendly one
     except OSError:
@@ -92,7 +92,8 @@ def one_sentence(failure: str):
 
 def fetch(name: str):
     """Load a data set from the hub, or from where an earlier download left it."""
-    datasets, hub = optional("datasets"), optional("huggingface_hub")
+    hub = optional("huggingface_hub.constants", "huggingface_hub")
+    datasets = optional("datasets")
     owner, _, part = name.partition(":")
     with offline_if_must(hub, datasets.config), quiet(datasets):
         with one_sentence(f"{name} did not come from the hub"):
@@ -107,9 +108,11 @@ def snapshot(name: str | Path, revision: str | None = None) -> Path:
     """
     if Path(name).is_dir() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(name)):
         return Path(name)
-    hub, only = optional("huggingface_hub"), ["*.json", "*.safetensors"]
+    hub = optional("huggingface_hub.constants", "huggingface_hub")
+    get = optional("huggingface_hub").snapshot_download
     with offline_if_must(hub), one_sentence(f"{name} is no folder, nor on the hub"):
-        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=only))
+        files = ["*.json", "*.safetensors"]
+        return Path(get(name, revision=revision, allow_patterns=files))
 
 # %% ../notebooks/22_corpora.ipynb #9a7eac21
 def hub_pairs(rows, languages: tuple[str, str]) -> Iterator[dict[str, str]]:
