@@ -101,7 +101,7 @@ $(VENV): requirements.txt
 # one at a time on two), with the slow cells, and write what they show into them. The one
 # that trains the translator takes longest, so it starts first.
 define execute
-@printf '%s\n' $(1)/*_translation.ipynb $(1)/[0-9]*.ipynb | awk '!seen[$$0]++' | \
+@printf '%s\n' $(1)/*_translation.ipynb $(1)/[0-9]*.ipynb | awk '!/[*]/ && !seen[$$0]++' | \
   OMP_NUM_THREADS=1 xargs -n 1 -P 2 sh -c 'echo "Executing $$0"; \
     $(BIN)/nbdev-test $$0 --flags slow --save --cell-timeout 0 > /dev/null || { \
       echo "$$0 stopped at the error above, and the run stops with it." >&2; exit 255; }'
