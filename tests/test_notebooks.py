@@ -68,7 +68,12 @@ def words(text: str) -> int:
 
 
 def code_lines(source: str) -> list[str]:
-    """Give a cell's lines of code: no blanks, comments, docstrings; one a signature."""
+    """Give a cell's lines of code: no blanks, comments, docstrings; one a signature.
+
+    The cell for Colab has none: it is the same in all notebooks, and read once.
+    """
+    if "import google.colab" in source:
+        return []
     lines = dict(enumerate(source.splitlines(), start=1))
     with contextlib.suppress(SyntaxError):
         for node in ast.walk(ast.parse(source)):
