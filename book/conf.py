@@ -2,7 +2,8 @@
 
 The pages are put together in Sphinx's source folder, which `make book` gives as
 build/book-src. So nothing is written beside the notebooks, and a new notebook needs no
-line here. A page asks for nothing outside its own folder.
+line here. The cheat sheet, a section of the first notebook, has a page of its own that
+prints on one sheet. A page asks for nothing outside its own folder.
 """
 
 import html
@@ -17,6 +18,15 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 VEGA_LITE = "application/vnd.vegalite.v5+json"
+SHEET = """# Cheat sheet
+
+<style>@page { size: A4; margin: 12mm; }</style>
+<div class="sheet">
+
+%s
+
+</div>
+"""
 
 project = "The Annotated Transformer"
 author = "the authors of this series"
@@ -65,7 +75,49 @@ def toctrees() -> str:
         first = json.loads(page.read_text("utf-8"))["cells"][0]
         title = "".join(first["source"]).splitlines()[0].removeprefix("# ")
         text += f"{page.stem[:2]} {title} <{page.stem}>\n"
+        text += "cheat_sheet\n" * (page == PAGES[0])
     return text + "```\n"
+
+
+def linked(text: str) -> str:
+    """Markdown with a name for each numbered equation, and links to it in the prose."""
+    parts = re.split(r"(\$\$.*?\$\$|```.*?```|`[^`\n]*`)", text, flags=re.S)
+    for i, part in enumerate(parts):
+        if i % 2 == 0:
+            part = re.sub(r"Eq\.\s\(?([123])\b\)?", r"[Eq. \1](#eq-\1)", part)
+            parts[i] = re.sub(
+                r"^\| \(([123])\) \|", r"| [(\1)](#eq-\1) |", part, flags=re.M
+            )
+        elif number := re.search(r"\\tag\{(\d)\}", part):
+            parts[i] = f"(eq-{number[1]})=\n{part}"
+    return "".join(parts)
+
+
+def cheat_sheet() -> str:
+    """The section of that name, without the code that draws its tree."""
+    cells = json.loads(PAGES[0].read_text("utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells]
+    start = next(i for i, text in enumerate(texts) if "## Cheat sheet\n" in text)
+    texts[start] = texts[start].partition("## Cheat sheet\n")[2]
+    shown = []
+    for cell, text in zip(cells[start:], texts[start:], strict=True):
+        text, end, _ = text.partition("## How to run it")
+        if cell["cell_type"] == "markdown":
+            shown.append(linked(text))
+        elif cell["outputs"]:
+            data = cell["outputs"][0]["data"]
+            shown.append("".join(data["text/markdown"]))
+        else:
+            shown.append(f"```python\n{text}\n```")
+        if end:
+            break
+    return SHEET % "\n\n".join(shown)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a page, unless it is there already: Sphinx reads again what is new."""
+    if not path.exists() or path.read_text("utf-8") != text:
+        path.write_text(text, "utf-8")
 
 
 def gather(app: Sphinx, config) -> None:
@@ -79,8 +131,8 @@ def gather(app: Sphinx, config) -> None:
     for page in PAGES:
         shutil.copy2(page, here)
     index = (ROOT / "book" / "index.md").read_text("utf-8") + "\n" + toctrees()
-    if not (here / "index.md").exists() or (here / "index.md").read_text() != index:
-        (here / "index.md").write_text(index, "utf-8")
+    write(here / "index.md", index)
+    write(here / "cheat_sheet.md", cheat_sheet())
     library = here / "library" / f"vega-{vl_convert.__version__}.js"
     if not library.exists():
         library.parent.mkdir(exist_ok=True)
@@ -92,7 +144,7 @@ def gather(app: Sphinx, config) -> None:
 
 
 def page_of(app: Sphinx, name: str, content: list[str]) -> None:
-    """Show a notebook to a reader: no `#|` lines, and charts that are alive."""
+    """Show a notebook to a reader: no `#|` lines, live charts, equations that link."""
     if not name[0].isdigit():
         return
     notebook, cells = json.loads(content[0]), []
@@ -103,8 +155,13 @@ def page_of(app: Sphinx, name: str, content: list[str]) -> None:
             if re.search(r"^#\| export", source, re.M):
                 cell["metadata"]["tags"] = ["exported"]
             for output in cell["outputs"]:
-                if spec := output.get("data", {}).get(VEGA_LITE):
+                data = output.get("data", {})
+                if spec := data.get(VEGA_LITE):
                     output["data"] = {"text/html": chart(spec, output)}
+                elif text := data.get("text/markdown"):
+                    data["text/markdown"] = linked("".join(text))
+        else:
+            cell["source"] = linked("".join(cell["source"]))
         if "".join(cell["source"]):
             cells.append(cell)
     notebook["cells"] = cells

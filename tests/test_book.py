@@ -18,7 +18,8 @@ from annotated_transformer.copy_task import toy_translation
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-PAGES = ["index", *[path.stem for path in NOTEBOOKS]]
+STEMS = [path.stem for path in NOTEBOOKS]
+PAGES = ["index", STEMS[0], "cheat_sheet", *STEMS[1:]]
 VEGA_LITE = "application/vnd.vegalite.v5+json"
 CHROMIUM = shutil.which("chromium")
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
@@ -211,7 +212,7 @@ def test_links_lead_somewhere(book, stem):
     links = re.findall(r'href="([^"#?]+)', (book / f"{stem}.html").read_text("utf-8"))
     here = [unquote(link) for link in links if not link.startswith("http")]
     assert [link for link in here if not (book / link).exists()] == []
-    if stem != "index":
+    if stem in STEMS:
         assert f"_sources/{stem}.ipynb" in here
 
 
@@ -382,6 +383,49 @@ def test_the_contents_list_every_notebook_in_its_part(page, book):
     assert [Path(path).stem for path in listed] == PAGES[1:]
     captions = page.locator(".bd-article .toctree-wrapper .caption").all_inner_texts()
     assert captions[0] == "The model" and len(captions) >= 3
+
+
+def test_the_cheat_sheet_prints_on_one_sheet_of_a4(page, book):
+    visit(page, book, "cheat_sheet")
+    sheet = page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", sheet)) == 1
+    ((width, height),) = re.findall(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", sheet)
+    assert [round(float(points) / 72 * 25.4) for points in (width, height)] == [
+        210,
+        297,
+    ]
+    page.set_viewport_size({"width": 703, "height": 1032})  # what the margins leave
+    page.emulate_media(media="print")
+    for code in page.locator(".sheet pre").all():
+        assert code.evaluate("(code) => code.scrollWidth <= code.clientWidth")
+    said = page.locator(".sheet").inner_text()
+    for part in ("EncoderDecoder", "Shapes.", "Masks.", "Recipe.", "Mistakes", "while"):
+        assert part in said
+
+
+def test_equations_are_linked_to(page, book):
+    homes = {"1": "attention", "2": "feed_forward", "3": "schedule"}
+    pages = {n: next(s for s in STEMS if s[3:] == name) for n, name in homes.items()}
+    for number, stem in pages.items():
+        text = (book / f"{stem}.html").read_text("utf-8")
+        shown = re.search(rf'id="eq-{number}".*?\\\[(.*?)\\\]', text, re.S)
+        assert rf"\tag{{{number}}}" in shown[1]
+    links = []
+    for stem in PAGES:
+        text = (book / f"{stem}.html").read_text("utf-8")
+        article = text.partition("<article")[2]
+        pattern = r'<a[^>]*href="([^"#]*)#eq-(\d)"[^>]*>(?:<\w+[^>]*>)*([^<]*)'
+        for home, number, said in re.findall(pattern, article):
+            assert (home or f"{stem}.html") == f"{pages[number]}.html"
+            assert number in said
+            links.append(number)
+        prose = re.sub(r"<(pre|script|code|a)\b.*?</\1>", "", article, flags=re.S)
+        prose = re.sub(r"<[^>]*>", "", prose)
+        assert not re.search(r"Eq\.\s\(?[123]\b", prose), stem
+    assert {*links} == {*pages}
+    visit(page, book, "00_start_here")
+    page.locator(".bd-article a[href$='#eq-2']").first.click()
+    page.wait_for_url("**/04_feed_forward.html#eq-2")
 
 
 def test_search_finds_a_word(page, book):
