@@ -29,7 +29,8 @@ DASHES = [[1, 0], [7, 3], [2, 3], [9, 3, 2, 3], [14, 4], [4, 4]]
 def _curves(data, names: list[str], titles: tuple, x_scale: str, y_scale):
     """Curves of `y` over `x`, one for each name in `series`."""
     alt, (title, x_title, y_title) = _need("altair"), titles
-    legend = alt.Legend(title=None, symbolSize=400) if len(names) > 1 else None
+    key = alt.Legend(title=None, symbolSize=400, symbolType="stroke")
+    legend = key if len(names) > 1 else None
     hues, dashes = alt.Scale(domain=names), alt.Scale(domain=names, range=DASHES)
     told = f"{title}. Curves of {y_title} over {x_title}: {', '.join(names)}."
     return alt.Chart(data, title=title, description=told).encode(
