@@ -12,7 +12,7 @@ document.addEventListener("DOMContentLoaded", () => {
         const svg = drawing.querySelector("svg");
         svg.setAttribute("role", "img");
         svg.setAttribute("aria-label", spec.description || picture.alt);
-        svg.style.maxWidth = `max(100%, ${0.7 * svg.getAttribute("width")}px)`;
+        svg.style.maxWidth = `max(100%, ${0.65 * svg.getAttribute("width")}px)`;
       },
       (error) => {
         drawing.remove();
