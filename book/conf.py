@@ -35,6 +35,8 @@ extensions = ["myst_nb", "sphinx-mathjax-offline"]
 myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_links_external_new_tab = True
 nb_execution_mode = "off"
+nb_code_prompt_show = "The code that draws it"
+nb_code_prompt_hide = "Hide the code that draws it"
 nb_render_markdown_format = "myst"
 nb_ipywidgets_js = {}  # would come from outside
 suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
@@ -144,16 +146,25 @@ def gather(app: Sphinx, config) -> None:
 
 
 def page_of(app: Sphinx, name: str, content: list[str]) -> None:
-    """Show a notebook to a reader: no `#|` lines, live charts, equations that link."""
+    """Show a notebook to a reader: no `#|` lines, live charts, equations that link.
+
+    The cell for Colab is left out, and its badge, which would be fetched, is a link.
+    """
     if not name[0].isdigit():
         return
     notebook, cells = json.loads(content[0]), []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             source = "".join(cell["source"])
+            if "import google.colab" in source:
+                continue
             cell["source"] = re.sub(r"^#\|.*\n?", "", source, flags=re.M).lstrip("\n")
             if re.search(r"^#\| export", source, re.M):
                 cell["metadata"]["tags"] = ["exported"]
+            if re.search(r"^#\| code-fold: true", source, re.M):  # one fold for a row of them
+                if cells[-1]["metadata"].get("tags") == ["hide-input"]:
+                    cell["source"] = f"{cells.pop()['source']}\n\n{cell['source']}"
+                cell["metadata"]["tags"] = ["hide-input"]
             for output in cell["outputs"]:
                 data = output.get("data", {})
                 if spec := data.get(VEGA_LITE):
@@ -161,7 +172,8 @@ def page_of(app: Sphinx, name: str, content: list[str]) -> None:
                 elif text := data.get("text/markdown"):
                     data["text/markdown"] = linked("".join(text))
         else:
-            cell["source"] = linked("".join(cell["source"]))
+            source = re.sub(r"\[!\[(.+?)\]\(.+?\)\]", r"[\1]", "".join(cell["source"]))
+            cell["source"] = linked(source)
         if "".join(cell["source"]):
             cells.append(cell)
     notebook["cells"] = cells
