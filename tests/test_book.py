@@ -354,6 +354,8 @@ def test_the_tree_grows_with_the_slider(page, book):
 
 def test_the_buttons_zoom(page, book):
     visit(page, book, "00_start_here")
+    code = page.locator("pre", has_text="def arrow(")
+    assert code.count() == 1 and not code.is_visible()
     chart, buttons = with_control(page, "zoom")
     inside = ["encoder", "floor 6", "feed-forward", "softmax: weights"]
     for stop, button in enumerate(buttons.all()):
