@@ -799,7 +799,7 @@ def test_a_mistake_shows_its_sentence_and_no_trace():
     said = shown_by(cells)
     assert "Traceback" not in said
     last = said.splitlines()[-1]
-    assert last == "Not yet. The scale is missing: divide by √d_k (notebook 01)."
+    assert last == "Not yet: The scale is missing: divide by √d_k (notebook 01)."
 
 
 def test_exercises_and_solutions_are_in_step():
