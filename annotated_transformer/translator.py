@@ -130,13 +130,13 @@ class SavedModel:
         with checkpoints.atomic_folder(folder / "new") as scratch:
             checkpoints.save_weights(self.model, scratch)
             (scratch / "config.json").write_text(json.dumps(self.config, indent=1))
-            (scratch / "README.md").write_text(card(self.config), encoding="utf-8")
             names = UNIT_FILES[self.config["settings"]["units"]]
             for tokenizer, name in zip((self.source, self.target), names, strict=True):
                 tokenizer.save(scratch, name)
         for file in (folder / "new").iterdir():
             file.replace(folder / file.name)
         (folder / "new").rmdir()
+        (folder / "README.md").write_text(card(self.config), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None, revision=None):
