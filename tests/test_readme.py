@@ -1,5 +1,7 @@
 """What the front page promises is there: links, targets, notebooks and modules."""
 
+import base64
+import json
 import re
 from pathlib import Path
 
@@ -31,3 +33,16 @@ def test_the_map_shows_every_notebook_and_every_module():
     assert [row[0] for row in rows] == [path.stem for path in NOTEBOOKS]
     shown = {name for _, cell in rows for name in re.findall("`([a-z_]+)`", cell)}
     assert shown == {path.stem for path in MODULES}
+
+
+def test_the_picture_is_the_one_in_the_notebook():
+    """`make outputs` may draw it anew; then it is saved here once more."""
+    (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    notebook = ROOT / "notebooks" / "26_attention_maps.ipynb"
+    outputs = (
+        output.get("data", {}).get("image/png")
+        for cell in json.loads(notebook.read_text("utf-8"))["cells"]
+        for output in cell.get("outputs", ())
+    )
+    shown = [base64.b64decode("".join(png)) for png in outputs if png]
+    assert (ROOT / picture).read_bytes() in shown
