@@ -28,17 +28,12 @@ sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
-pytestmark = pytest.mark.skipif(
-    not (DATA / "pretrained").is_dir(), reason="a package without the repository"
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(
+        not (DATA / "pretrained").is_dir(), reason="a package without the repository"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -42,17 +42,10 @@ ODD = [
 ODD += ["😀", "Nummer\u00a028.", "Zwei  Hunde\tspielen.", "</s> <s> <unk>", "漢字"]
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 needs_pretrained = pytest.mark.skipif(
     not (DATA / "pretrained").is_dir(), reason="a package without the repository"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
