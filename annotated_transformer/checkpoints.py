@@ -141,8 +141,8 @@ def save_checkpoint(folder, model, optimizer, scheduler, state, keep: int = 5) -
         (scratch / "training.json").write_text(json.dumps(rest, indent=1))
     for old in list_checkpoints(folder)[:-keep]:
         os.replace(old, old.with_name(f".{old.name}.gone"))
-    for rest in Path(folder).glob(".step-*"):  # and what a killed run left behind
-        shutil.rmtree(rest)
+    for gone in Path(folder).glob(".step-*"):  # and what a killed run left behind
+        shutil.rmtree(gone)
     return path
 
 # %% ../notebooks/14_checkpoints.ipynb #9360e2af

@@ -60,10 +60,11 @@ class Journal:
         return bool(before) and min(before) <= min(late)
 
 # %% ../notebooks/25_translation.ipynb #0442e3a7
-def begin(config: Config, folder: Path, rows) -> None:
+def begin(config: Config, folder: Path, rows) -> str:
     """Claim `folder` for a run on these training rows, or for going on with it.
 
-    Raises: ValueError, with both values, if the run there has another recipe or corpus.
+    Returns their fingerprint. Raises: ValueError, with both values, if the run there
+        has another recipe or corpus.
     """
     read, path = fingerprint(rows), folder / "config.json"
     fixed = vars(config).keys() - vars(Run()).keys() | {"corpus", "source", "target"}
@@ -81,6 +82,7 @@ def begin(config: Config, folder: Path, rows) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         begun = {"settings": asdict(config), "fingerprint": read}
         path.write_text(json.dumps(begun, indent=1))
+    return read
 
 # %% ../notebooks/25_translation.ipynb #fc17f409
 def join_processes(config: Config) -> tuple[torch.device, int, int]:
@@ -170,7 +172,7 @@ def train(config: Config) -> Path:
     folder, sides = Path(config.output), (config.source, config.target)
     corpus = load_corpus(config.corpus, languages=sides)
     if rank == 0:
-        begin(config, folder, corpus["train"])
+        read = begin(config, folder, corpus["train"])
         if not checkpoints.list_checkpoints(folder / "checkpoints"):
             recipe.learn_units(config, corpus["train"], folder)
     if world > 1:
@@ -189,8 +191,7 @@ def train(config: Config) -> Path:
         dist.destroy_process_group()
     if rank == 0:
         lengths = loaders[0].batch_sampler.lengths[:, 0]
-        facts = {"longest": int(lengths.max()), "pairs": len(lengths)}
-        facts["fingerprint"] = fingerprint(corpus["train"])
+        facts = dict(longest=int(lengths.max()), pairs=len(lengths), fingerprint=read)
         finish(config, model, units, corpus, folder, facts)
     return folder
 
