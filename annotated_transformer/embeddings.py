@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from .feed_forward import Dropout
+
 # %% ../notebooks/06_embeddings.ipynb #4e1b4ac8
 class Embeddings(nn.Module):
     """Turn ids into vectors, scaled up by sqrt(d_model).
@@ -43,7 +45,7 @@ class PositionalEncoding(nn.Module):
 
     def __init__(self, d_model: int, dropout: float, max_len: int = 5000):
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.d_model = d_model
         self.register_buffer("pe", self.table(max_len), persistent=False)
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .feed_forward import Dropout
 from .multi_head import KeyValueCache
 
 # %% ../notebooks/05_layers.ipynb #f9e2afcf
@@ -45,7 +46,7 @@ class SublayerConnection(nn.Module):
     def __init__(self, size: int, dropout: float, norm_first: bool = True):
         super().__init__()
         self.norm = LayerNorm(size)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.norm_first = norm_first
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:

@@ -26,6 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from annotated_transformer.batches import Batch, TokenBatchSampler, collate
 from annotated_transformer.corpora import DATA, load_corpus
 from annotated_transformer.decoding import beam_search, greedy_decode
+from annotated_transformer.feed_forward import Dropout
 from annotated_transformer.interchange import export_ctranslate2, to_torch, vocabulary
 from annotated_transformer.label_smoothing import LabelSmoothing
 from annotated_transformer.masks import subsequent_mask
@@ -158,11 +159,13 @@ def our_trainer(model, groups, precision: str, compiled: bool = False):
 
 
 def write_out(model):
-    """Copy a model and let it attend by the five lines, weights and all."""
+    """Copy a model as it was: attention by the five lines, torch's own dropout."""
     model = copy.deepcopy(model)
     for module in model.modules():
         if isinstance(module, MultiHeadedAttention):
             module.record = True
+        if isinstance(module, Dropout):
+            module.__class__ = nn.Dropout
     return model
 
 
