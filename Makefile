@@ -20,6 +20,11 @@ BIN := .venv/bin
 # The series and its tests need no network: say so to the one library that would ask.
 run outputs test kernels: export HF_HUB_OFFLINE = 1
 
+# Keep memory that is freed for the next tensor of its size, where the C library is
+# glibc, in place of handing it back and asking again: a fifth of training on a CPU.
+export MALLOC_MMAP_THRESHOLD_ = 8589934592
+export MALLOC_TRIM_THRESHOLD_ = 8589934592
+
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 

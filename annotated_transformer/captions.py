@@ -29,16 +29,18 @@ any/people: an|ziehen ~coat = put on $ @cold; aus|ziehen ~coat = take off $ @war
   auf|setzen ~hat = put on $ @sun; essen/isst $treat,fruit = eat $ @hungry;
   streicheln $dog,cat = stroke $ @mood; suchen ~lost = look for $;
   trinken ^drink = drink $ @warm; tragen/trägt ^coat,hat = wear $;
-  tragen/trägt ^load = carry $
+  tragen/trägt ^load = carry $; lachen = laugh @mood; tanzen = dance @mood
+any/people,bird: singen = sing @mood
 any/dog,bird: stehlen/stiehlt $treat,cake = steal $ @hungry @alone
-any/dog: zerkauen $read,hat = chew up $ @bored; bewachen $treat,load = guard $;
+any/dog: bellen = bark @bored; zerkauen $read,hat = chew up $ @bored;
+  bewachen $treat,load = guard $;
   tragen/trägt ^coat = wear $; jagen $cat,wild,bird = chase $ @mood;
   an|bellen $cat,bird,folk = bark at $
 kitchen/people: versalzen die Suppe = put too much salt in the soup @tired;
   backen ^cake = bake $ @guests; essen/isst heimlich !cake = eat $ in secret @alone;
   decken den Tisch = lay the table @guests; helfen/hilft !folk.d = help $ @bored
 kitchen/dog,cat: warten auf !treat = wait for $ @hungry;
-  um|werfen/wirft $load = knock over $ @bored
+  um|werfen/wirft $load = knock over $ @bored; schlafen/schläft = sleep @tired
 room/people: verstecken ^cake unter !soft.d = hide $ under $ @guests;
   aus|machen die Lampe = turn off the lamp @tired; zu|decken ~dog,cat = tuck in $;
   ein|schlafen/schläft auf !soft.d = fall asleep on $ @tired;
@@ -46,6 +48,7 @@ room/people: verstecken ^cake unter !soft.d = hide $ under $ @guests;
   zu|machen das Fenster = close the window @cold;
   an|machen die Lampe = turn on the lamp; auf|machen das Fenster = open the window @warm
 room/kid,dog,cat: verstecken sich unter !soft.d = hide under $ @bored;
+  schlafen/schläft = sleep @tired; schlafen/schläft auf !soft.d = sleep on $ @tired;
   springen auf !soft.d = jump on $ @bored; springen auf !soft = jump onto $ @mood"""
 
 # %% ../notebooks/20_captions.ipynb #b5382d9a
@@ -65,7 +68,7 @@ garden/wild,cat: klettern auf $tree = climb up $ @bored;
 station/people: warten auf $train = wait for $; ein|steigen in $train = get on $ @cold;
   aus|steigen aus $train.d = get off $; umarmen ~family = hug $ @mood;
   ab|holen ~family = pick up $; zu|winken !kid,family.d = wave to $ @mood
-beach/people: bauen eine Sandburg = build a sandcastle @sun;
+beach/people: bauen eine Sandburg = build a sandcastle @sun; schlafen/schläft = sleep;
   schwimmen mit ~dog.d = swim with $ @warm;
   ein|graben/gräbt ~family im Sand = bury $ in the sand @bored
 winter/people: bauen einen Schneemann = build a snowman @bored;
