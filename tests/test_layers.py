@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from annotated_transformer.feed_forward import PositionwiseFeedForward
+from annotated_transformer.feed_forward import Dropout, PositionwiseFeedForward
 from annotated_transformer.layers import (
     DecoderLayer,
     EncoderLayer,
@@ -128,7 +128,7 @@ def test_dropout_takes_from_the_correction_alone(norm_first, p):
     torch.manual_seed(3)
     out = connection(given, torch.ones_like)
     torch.manual_seed(3)
-    right = given + F.dropout(torch.ones_like(x), p)
+    right = given + Dropout(p)(torch.ones_like(x))
     assert_close(out, right if norm_first else F.layer_norm(right, [50]))
     if norm_first:
         assert abs((out == 0).float().mean() - p) < 0.01
@@ -371,6 +371,56 @@ def test_a_sentence_of_padding_alone_is_no_nan(norm_first, dtype):
     assert all(tensor.isfinite().all() for tensor in (out, *grads))
 
 
+# Dropout
+
+
+@LAYER_DTYPES
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.3, 0.5, 0.99])
+def test_dropout_drops_its_share_and_keeps_the_mean(p, dtype):
+    torch.manual_seed(12)
+    x = torch.ones(500, 2001, dtype=dtype, requires_grad=True)  # no multiple of four
+    out = Dropout(p).train()(x)
+    gone = out.detach().eq(0)
+    assert abs(gone.float().mean() - p) < 5 * (p * (1 - p) / x.numel()) ** 0.5 + 2**-17
+    kept = out[~gone].detach().double()
+    right, close = torch.full_like(kept, 1 / (1 - p)), 1e-3 + torch.finfo(dtype).eps
+    assert_close(kept, right, atol=0, rtol=close)
+    out.sum().backward()
+    assert torch.equal(x.grad, out.detach())  # what is dropped learns nothing
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_drops_every_place_alike_and_on_its_own(p):
+    """Four come from one draw: neither place nor neighbour may show it."""
+    torch.manual_seed(13)
+    gone = Dropout(p)(torch.ones(100_000, 4)).eq(0).double()  # a row for each draw
+    noise = (p * (1 - p)) ** 0.5
+    assert (gone.mean(0) - p).abs().max() < 5 * noise / len(gone) ** 0.5
+    line = gone.flatten() - p
+    for step in (*range(1, 13), 100):
+        together = (line[step:] * line[:-step]).mean() / noise**2
+        assert together.abs() < 5 / len(line) ** 0.5, step
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_dropout_of_nothing_and_of_all(p):
+    x = torch.randn(3, 5)
+    assert torch.equal(Dropout(p)(x), (1 - p) * x)
+    assert torch.equal(Dropout(p).eval()(x), x)
+    assert Dropout(0.5)(torch.ones(0, 3)).shape == (0, 3)
+    with pytest.raises(ValueError, match="1.5"):
+        Dropout(1.5)
+
+
+def test_dropout_repeats_itself_from_a_seed():
+    x, drop = torch.ones(7, 9), Dropout(0.4)
+    twice = []
+    for _ in range(2):
+        torch.manual_seed(14)
+        twice.append(torch.cat([drop(x), drop(x)]))
+    assert torch.equal(*twice) and not torch.equal(*twice[0].chunk(2))
+
+
 # The feed-forward network
 
 
@@ -389,4 +439,4 @@ def test_feed_forward_is_equation_2(shape, d_ff, dtype):
     torch.manual_seed(10)
     out = ffn.train()(x)
     torch.manual_seed(10)
-    assert_close(out, two(F.dropout(one(x).relu(), 0.3)), **CLOSE[dtype])
+    assert_close(out, two(Dropout(0.3)(one(x).relu())), **CLOSE[dtype])
