@@ -1,7 +1,11 @@
 """What several test files share."""
 
+import os
+
 import pytest
 import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before a library reads it
 
 
 @pytest.fixture(scope="module")

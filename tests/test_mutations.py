@@ -6,7 +6,6 @@ first that fails. If none does, the notebook's checks are too weak for what it t
 """
 
 import json
-import multiprocessing
 import os
 import re
 import sys
@@ -17,13 +16,11 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from test_notebooks import FORKS
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ("altair", "annotated_transformer.charts")  # nothing is drawn here
 UNSHOWN = ("#| slow", "#| cuda", "#| eval: false")
-IMPORTED = """torch.testing torch.utils.flop_counter torch.distributed.tensor
-torch.fx.experimental.symbolic_shapes torch._dynamo safetensors.torch
-pandas datasets spacy pytest""".split()  # before any child starts, so only once
 SLIPS = r"\n(SyntaxError|IndentationError|NameError|UnboundLocalError|ImportError):"
 
 # By notebook: (what the mistake is, the phrase, what it becomes).
@@ -700,10 +697,8 @@ def execute(cells: list[str], folder: str, answer) -> None:
 
 def first_failure(cells: list[str], folder: Path) -> tuple[int, str] | None:
     """Run cells and give the number of the first that failed with what it said."""
-    context = multiprocessing.get_context("forkserver")  # imports torch only once
-    context.set_forkserver_preload(IMPORTED)
-    receiver, answer = context.Pipe(duplex=False)
-    child = context.Process(target=execute, args=(cells, str(folder), answer))
+    receiver, answer = FORKS.Pipe(duplex=False)
+    child = FORKS.Process(target=execute, args=(cells, str(folder), answer))
     child.start()
     answer.close()
     try:

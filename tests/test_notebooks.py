@@ -3,8 +3,10 @@
 import ast
 import contextlib
 import json
+import multiprocessing
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -16,10 +18,16 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 SHORT = {"start_here", "renderer", "charts"}  # the front page and the appendix
-OFFLINE = os.environ | {
-    "PYTHONPATH": str(ROOT / "tests" / "offline"),
-    "HF_HUB_OFFLINE": "1",
-}
+GUARD = ROOT / "tests" / "offline"
+OFFLINE = os.environ | {"PYTHONPATH": str(GUARD), "HF_HUB_OFFLINE": "1"}
+# Processes that start with the large libraries read, which takes longer than most
+# notebooks do; of this package they have read nothing.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    """altair vl_convert pandas datasets spacy pytest nbdev.test torch.testing
+    torch.utils.flop_counter torch.distributed.tensor torch._dynamo safetensors.torch
+    torch.fx.experimental.symbolic_shapes""".split()
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +41,36 @@ def series(tmp_path_factory):
     return folder / "notebooks"
 
 
-def execute(tool: str, notebook: str, folder: Path) -> str:
-    """Run a notebook in a process of its own and return what the tool printed."""
-    tool = Path(sys.executable).with_name(tool)
-    done = subprocess.run(
-        [tool, notebook], cwd=folder, env=OFFLINE, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return done.stdout
+def execute(path: Path, log: Path) -> None:
+    """Run a notebook in this process, with no network, and write down what is said."""
+    from nbdev.test import nbdev_test
+
+    with open(log, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.chdir(path.parent)
+    runpy.run_path(str(GUARD / "sitecustomize.py"))
+    nbdev_test(path.name)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_top_to_bottom(series, path):
-    printed = execute("nbdev-test", path.name, series)
-    assert "Success." in printed  # a name that matches nothing ends well, too
+def test_runs_top_to_bottom(series, path, tmp_path):
+    child = FORKS.Process(target=execute, args=(series / path.name, tmp_path / "log"))
+    child.start()
+    child.join()
+    said = (tmp_path / "log").read_text("utf-8")
+    assert child.exitcode == 0, said[-8000:]
+    assert "Success." in said  # a name that matches nothing ends well, too
 
 
-def test_runs_in_a_jupyter_kernel(series):
+@pytest.mark.parametrize("tool", ["nbdev-test", "jupyter-execute"])
+def test_runs_as_a_command_and_in_a_kernel(series, tool):
     """One notebook here; `make kernels` takes all of them, which is slower."""
-    execute("jupyter-execute", "03_masks.ipynb", series)
+    command = [Path(sys.executable).with_name(tool), "03_masks.ipynb"]
+    done = subprocess.run(
+        command, cwd=series, env=OFFLINE, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
 
 
 def test_the_network_is_shut_off():
