@@ -140,9 +140,9 @@ class BytePairTokenizer(Tokenizer):
         return self.library.get_vocab_size()
 
     def pieces(self, text: str) -> list[str]:
-        """The pieces of `text`, each blank shown as `▁`, part of a character as `�`."""
+        """The pieces of `text`, each blank shown as `_`, part of a character as `�`."""
         tokens = self.library.encode(normalise(text)).tokens
-        return [self.library.decoder.decode([t]).replace(" ", "▁") for t in tokens]
+        return [self.library.decoder.decode([t]).replace(" ", "_") for t in tokens]
 
     def encode(self, text: str) -> list[int]:
         """Ids of the pieces of `text`, without start and end marks."""

@@ -89,7 +89,7 @@ def test_byte_pairs_come_back_exactly(pieces, text):
 
 
 def test_byte_pairs_show_readable_pieces(pieces):
-    assert "".join(pieces.pieces("Der Hund schläft.")) == "▁Der▁Hund▁schläft."
+    assert "".join(pieces.pieces("Der Hund schläft.")) == "_Der_Hund_schläft."
 
 
 def test_byte_pairs_can_give_up_capitals():
