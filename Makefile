@@ -14,8 +14,8 @@ VENV := .venv/ready
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run outputs test lab translator pretrained bench book export exercises check \
-  lint kernels colab
+.PHONY: help run outputs test lab translator pretrained experiments bench book export \
+  exercises check lint kernels colab
 
 # The series and its tests need no network: say so to the one library that would ask.
 run outputs test kernels: export HF_HUB_OFFLINE = 1
@@ -63,6 +63,9 @@ pretrained: $(VENV) ## train the captions translator afresh, into data/pretraine
 	$(BIN)/python -m annotated_transformer.translation train --output runs/pretrained
 	@cd runs/pretrained && cp checksums.json config.json model.safetensors tokenizer.json \
 	  ../../data/pretrained/ && chmod 644 ../../data/pretrained/*
+
+experiments: $(VENV) ## the paper's Table 3 in small: 48 translators, into data/experiments.csv
+	$(BIN)/python -m annotated_transformer.experiments
 
 bench: $(VENV) ## measure the speed, beside peers
 	$(BIN)/python benchmarks/bench.py
