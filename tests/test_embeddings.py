@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from annotated_transformer.embeddings import Embeddings, PositionalEncoding
+from annotated_transformer.feed_forward import Dropout
 from annotated_transformer.layers import clones
 
 DTYPES = pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_dropout_takes_from_the_sum():
     torch.manual_seed(0)
     out = add(x)
     torch.manual_seed(0)
-    assert_close(out, F.dropout(x + add.pe[:, :40], 0.3))
+    assert_close(out, Dropout(0.3)(x + add.pe[:, :40]))
     assert_close(add.eval()(x), x + add.pe[:, :40])
 
 

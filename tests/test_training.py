@@ -240,7 +240,7 @@ def test_a_loss_gone_wrong_stops_before_the_weights_are_touched(value, tmp_path)
     said = str(raised.value)
     assert "update 3" in said and str(value) in said
     assert f"{rate(3, 8, 1.0, 4):.3g}" in said
-    assert f"{rows[-1]['loss']:.3g}"[:4] in said  # the last finite loss
+    assert str(rows[-1]["loss"]) in said  # the last finite loss
     assert state.step == len(rows) == 2
     kept = list_checkpoints(tmp_path)
     other = small_model(seed=1)
