@@ -89,7 +89,7 @@ def search(model, ids: list[list[int]], **decode) -> list[list[int]]:
         batch, room = Batch(src).to(device), src.size(1) + 50  # the paper's limit
         found = beam_search(model, batch.src, batch.src_mask, room, n_best=1, **decode)
         for i, hypotheses in zip(rows, found, strict=True):
-            best[i] = hypotheses[0].ids
+            best[i] = hypotheses[0].ids[: len(ids[i]) + 50]  # as if it were alone
     return best
 
 # %% ../notebooks/24_translator.ipynb #79b39a43
