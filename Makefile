@@ -48,7 +48,7 @@ outputs: $(VENV) ## execute the series in place: rebuild the outputs that are co
 	@$(BIN)/nbdev-clean
 
 test: check lint ## everything that CI checks
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 lab: $(VENV) ## open the series in JupyterLab
 	$(BIN)/jupyter-lab notebooks
