@@ -8,14 +8,12 @@ fails, without the reward at the end.
 import json
 import re
 import shutil
-import subprocess
-import sys
 import types
 import warnings
 from pathlib import Path
 
 import pytest
-from test_notebooks import OFFLINE, code_lines, output_complaints, words
+from test_notebooks import code_lines, output_complaints, run_apart, words
 
 ROOT = Path(__file__).parents[1]
 SOLUTIONS = sorted((ROOT / "notebooks/solutions").glob("*.ipynb"))
@@ -740,19 +738,12 @@ def test_a_mistake_has_its_sentence(stem, why, old, new, sentence):
     assert said.startswith("Wrong: ") and sentence in said, said
 
 
-def test_the_solutions_run_top_to_bottom(tmp_path):
-    """All in one process, a fresh shell each: importing takes longer than they do."""
+@pytest.mark.parametrize("path", SOLUTIONS, ids=STEMS)
+def test_a_solution_runs_top_to_bottom(path, tmp_path):
     folder = tmp_path / "notebooks" / "solutions"
     folder.mkdir(parents=True)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for path in SOLUTIONS:
-        shutil.copy(path, folder)
-    command = [Path(sys.executable).with_name("nbdev-test"), "--n-workers", "0", "."]
-    done = subprocess.run(
-        command, cwd=folder, env=OFFLINE, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    assert "Success." in done.stdout
+    run_apart(Path(shutil.copy(path, folder)), tmp_path / "log")
 
 
 @pytest.mark.parametrize("stem", STEMS)

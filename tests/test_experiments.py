@@ -2,6 +2,7 @@
 
 import csv
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -55,9 +56,10 @@ def test_an_altered_model_decodes_with_its_cache_as_without(positions):
 
 
 def test_a_small_run_writes_a_row_for_each_setting_and_seed(tmp_path):
+    """The one run whose process is started afresh, as `make experiments` does."""
     settings = {"base": dict(ask=4), "changed": dict(ask=4, h=2, ramp=False)}
     path = tmp_path / "small.csv"
-    run(path, settings, seeds=(0, 1), updates=2)
+    run(path, settings, seeds=(0, 1), updates=2, processes=1)
     rows = read(path)
     assert [path.name for path in tmp_path.iterdir()] == ["small.csv"]
     told = [(row["setting"], row["seed"], row["updates"]) for row in rows]
@@ -66,7 +68,11 @@ def test_a_small_run_writes_a_row_for_each_setting_and_seed(tmp_path):
     assert rows[3] == {"setting": "changed"} | {k: str(v) for k, v in here.items()}
 
 
-def test_a_run_that_fails_leaves_the_old_file(tmp_path):
+def test_a_run_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    def threads(count, _, *begin):
+        return ThreadPoolExecutor(count, "trial", *begin)
+
+    monkeypatch.setattr(experiments, "ProcessPoolExecutor", threads)
     path = tmp_path / "old.csv"
     path.write_text("old")
     with pytest.raises(ValueError, match="must be a multiple of h"):

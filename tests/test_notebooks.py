@@ -53,14 +53,19 @@ def execute(path: Path, log: Path) -> None:
     nbdev_test(path.name)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_top_to_bottom(series, path, tmp_path):
-    child = FORKS.Process(target=execute, args=(series / path.name, tmp_path / "log"))
+def run_apart(path: Path, log: Path) -> None:
+    """Run a notebook in a process of its own, and demand that it ends well."""
+    child = FORKS.Process(target=execute, args=(path, log))
     child.start()
     child.join()
-    said = (tmp_path / "log").read_text("utf-8")
+    said = log.read_text("utf-8")
     assert child.exitcode == 0, said[-8000:]
     assert "Success." in said  # a name that matches nothing ends well, too
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_runs_top_to_bottom(series, path, tmp_path):
+    run_apart(series / path.name, tmp_path / "log")
 
 
 @pytest.mark.parametrize("tool", ["nbdev-test", "jupyter-execute"])
