@@ -74,7 +74,7 @@ def greedy_decode(
     ids[:, 0] = start_symbol
     rows = torch.arange(len(src), device=src.device)  # those that have not ended
     for t in range(1, 1 + max_len):
-        ids[rows, t] = word = next_word(ids[rows, :t]).argmax(dim=-1)
+        ids[rows, t] = word = next_word(ids[rows, :t]).max(dim=-1).indices
         live = (word != end_symbol).nonzero().squeeze(1)
         if len(live) < len(rows):
             rows = rows[live]

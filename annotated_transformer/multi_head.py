@@ -34,13 +34,14 @@ class KeyValueCache:
         if self.key is not None:
             key = torch.cat([self.key, key], dim=2)
             value = torch.cat([self.value, value], dim=2)
-        self.key, self.value = key, value
-        return key, value
+        self.key, self.value = key.contiguous(), value.contiguous()
+        return self.key, self.value
 
     def select(self, rows: Tensor) -> None:
         """Keep only these rows of the batch, in this order."""
         if self.key is not None:
-            self.key, self.value = self.key[rows], self.value[rows]
+            self.key = self.key.index_select(0, rows)
+            self.value = self.value.index_select(0, rows)
 
 # %% ../notebooks/02_multi_head.ipynb #ffb45c1a
 def split(x: Tensor, h: int) -> Tensor:
