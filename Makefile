@@ -96,9 +96,8 @@ lint: $(VENV) ## ruff, on notebooks and Python files
 	$(BIN)/ruff format --check
 
 kernels: $(VENV) ## each notebook in a real Jupyter kernel of its own (slow cells included)
-	@cd notebooks && for notebook in [0-9]*.ipynb solutions/[0-9]*.ipynb; do \
-	  ../$(BIN)/jupyter-execute $$notebook || exit 1; \
-	done
+	@cd notebooks && printf '%s\n' *_translation.ipynb [0-9]*.ipynb solutions/[0-9]*.ipynb | \
+	  awk '!seen[$$0]++' | OMP_NUM_THREADS=1 xargs -n 1 -P 2 ../$(BIN)/jupyter-execute
 
 $(VENV): requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \

@@ -82,7 +82,7 @@ def exact_matches(
 
 # %% ../notebooks/17_copy_task.ipynb #ac97f175
 def toy_translation() -> tuple[list[str], list[tuple[list[int], list[int]]]]:
-    """Give 48 English-German pairs: four subjects, three nouns, three adjectives.
+    """Give 48 English-German pairs: 4 subjects, 3 nouns, 3 adjectives or none.
 
     Returns the words of both sides, a word's place being its id, and the pairs as ids
     with both marks. The first is "I am a student", "ich bin ein Student".
