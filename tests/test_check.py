@@ -26,7 +26,7 @@ def tree(tmp_path):
 
 @pytest.fixture
 def part(tree):
-    """The notebooks that faults are planted in or refer to: a few are exported sooner."""
+    """The notebooks that faults are planted in or refer to: a few, to be quick."""
     kept = ("multi_head", "masks", "model", "batches", "charts", LAST[3:-6])
     for path in (tree / "notebooks").glob("[0-9]*.ipynb"):
         if path.stem[3:] not in kept:
