@@ -392,7 +392,7 @@ def test_presets_fill_in_what_is_left_open():
     for name, preset in PRESETS.items():
         config = Config(preset=name)
         assert {key: getattr(config, key) for key in preset} == preset
-    assert (Config(preset="small", N=4).N, Config(preset="small", N=4).h) == (4, 8)
+    assert (Config(preset="small", N=3).N, Config(preset="small", N=3).h) == (3, 4)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
