@@ -76,8 +76,8 @@ MUTATIONS = {
         ("cache of the memory grows", "is not None and not self.grows", "is None"),
         (
             "cache keeps its rows",
-            "self.key[rows], self.value[rows]",
-            "self.key, self.value",
+            "self.key = self.key.index_select(0, rows)",
+            "pass",
         ),
     ],
     "masks": [
@@ -490,7 +490,7 @@ MUTATIONS = {
             "1 + max_len), start_symbol)",
         ),
         ("answers with the first position", "states[:, -1]", "states[:, 0]"),
-        ("the least likely word", "argmax(", "argmin("),
+        ("the least likely word", "max(dim=-1)", "min(dim=-1)"),
         (
             "cache given all words again",
             "ids[:, -1:], None, self.cache",
