@@ -18,6 +18,7 @@ from .curves import MAX_ROWS, bars, formula, lines, menu, slider  # noqa: F401
 from .renderer import CATEGORIES, INK, PAPER, SIGNED, WEIGHTS  # noqa: F401
 
 # %% ../notebooks/31_charts.ipynb #88c45249
+from .curves import Live  # noqa: F401
 from .renderer import enable, theme  # noqa: F401
 
 # %% ../notebooks/31_charts.ipynb #1b00d139

@@ -31,16 +31,19 @@ from annotated_transformer.translator import (
 
 # %% ../notebooks/25_translation.ipynb #be7655a7
 class Journal:
-    """The rows of a run's metrics.jsonl; it goes on behind the last checkpoint."""
+    """The rows of a run's metrics.jsonl; it goes on behind the last checkpoint.
 
-    def __init__(self, path: Path, step: int = sys.maxsize, writes: bool = False):
-        self.path, self.writes, self.rows = path, writes, []
+    They are kept in `rows`, a list that may be of your own, such as `charts.Live`.
+    """
+
+    def __init__(self, path: Path, step=sys.maxsize, writes=False, rows=None):
+        self.path, self.writes, self.rows = path, writes, [] if rows is None else rows
         for line in path.read_text().splitlines() if path.exists() else []:
             try:
-                self.rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError:
                 break  # a line that a crash cut short
-        self.rows = [row for row in self.rows if row["step"] <= step]
+            self.rows += [row] if row["step"] <= step else []
         if writes:
             draft = path.with_suffix(".part")
             draft.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
@@ -100,9 +103,8 @@ def join_processes(config: Config) -> tuple[torch.device, int, int]:
 def progress_bar(config: Config, desc: str, batches: int, done: int, rank: int):
     """Show what runs and the time that is left, on the first process."""
     total = -(-batches // config.accumulate) * config.epochs
-    options = {"disable": rank > 0 or not config.progress, "unit": " updates"}
-    bar = optional("tqdm.auto", "tqdm").tqdm
-    return bar(desc=desc, initial=done, total=total, **options)
+    options = dict(desc=desc, unit=" updates", disable=rank > 0 or not config.progress)
+    return optional("tqdm.auto", "tqdm").tqdm(initial=done, total=total, **options)
 
 # %% ../notebooks/25_translation.ipynb #297b7904
 def resume(config: Config, model, saves: Path, rank: int) -> tuple:
@@ -116,11 +118,11 @@ def resume(config: Config, model, saves: Path, rank: int) -> tuple:
     return optimizer, scheduler, state
 
 # %% ../notebooks/25_translation.ipynb #19f6d4bf
-def learn(config: Config, model, loaders, folder: Path, rank: int = 0, world: int = 1):
+def learn(config: Config, model, loaders, folder: Path, rank=0, world=1, rows=None):
     """Train until the epochs are done or nothing improves, from where `folder` is."""
     (train, valid), saves = loaders, folder / "checkpoints"
     optimizer, scheduler, state = resume(config, model, saves, rank)
-    journal = Journal(folder / "metrics.jsonl", state.step, rank == 0)
+    journal = Journal(folder / "metrics.jsonl", state.step, rank == 0, rows)
     device, V = next(model.parameters()).device, model.generator.proj.out_features
     precision = recipe.choose_precision(config.precision, device)
     smooth, plain = LabelSmoothing(V, BLANK, config.smoothing), LabelSmoothing(V, BLANK)
@@ -163,10 +165,11 @@ def finish(config: Config, model, units, corpus, folder: Path, facts: dict) -> N
     translator.save(folder)
 
 # %% ../notebooks/25_translation.ipynb #be160ef6
-def train(config: Config) -> Path:
+def train(config: Config, rows: list | None = None) -> Path:
     """Train a translator, or go on with one, and give its folder.
 
-    Under `torchrun` every process takes its share of the batches; the first one writes.
+    The rows of its journal are appended to `rows`, such as `charts.Live`. Under
+    `torchrun` every process takes its share of the batches; the first one writes.
     """
     device, rank, world = join_processes(config)
     folder, sides = Path(config.output), (config.source, config.target)
@@ -178,15 +181,13 @@ def train(config: Config) -> Path:
     if world > 1:
         dist.barrier()
     units = recipe.load_units(folder, config.units)
-    splits = (("train", True), ("validation", False))
-    loaders = [
-        recipe.make_loader(config, corpus[s], units, t, rank, world) for s, t in splits
-    ]
+    splits = [(corpus[s], units, s == "train") for s in ("train", "validation")]
+    loaders = [recipe.make_loader(config, *split, rank, world) for split in splits]
     torch.manual_seed(config.seed)
     model = recipe.build_model(config, *units).to(device)
     if config.compile:
         model.compile(dynamic=True)
-    learn(config, model, loaders, folder, rank, world)
+    learn(config, model, loaders, folder, rank, world, rows)
     if world > 1:
         dist.destroy_process_group()
     if rank == 0:
@@ -199,7 +200,12 @@ def train(config: Config) -> Path:
 def main(args: list[str] | None = None) -> None:
     """Run one command line: train, translate, evaluate or export."""
     tyro, serving = optional("tyro"), optional("annotated_transformer.interchange")
-    commands = {"train": train, "translate": translate, "evaluate": evaluate}
+
+    def start(config: Config) -> None:
+        """Train a translator, or go on with one."""
+        train(config)
+
+    commands = dict(train=start, translate=translate, evaluate=evaluate)
     commands["export"] = serving.export  # of a later notebook, so found by its name
     style = (tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs)
     try:

@@ -77,8 +77,7 @@ def toctrees() -> str:
         first = json.loads(page.read_text("utf-8"))["cells"][0]
         title = "".join(first["source"]).splitlines()[0].removeprefix("# ")
         text += f"{page.stem[:2]} {title} <{page.stem}>\n"
-        text += "cheat_sheet\n" * (page == PAGES[0])
-    return text + "```\n"
+    return text + "cheat_sheet\n```\n"
 
 
 def linked(text: str) -> str:
@@ -148,7 +147,8 @@ def gather(app: Sphinx, config) -> None:
 def page_of(app: Sphinx, name: str, content: list[str]) -> None:
     """Show a notebook to a reader: no `#|` lines, live charts, equations that link.
 
-    The cell for Colab is left out, and its badge, which would be fetched, is a link.
+    The cell for Colab is left out, and its badge, which would be fetched, is a link;
+    the imports at the top are folded.
     """
     if not name[0].isdigit():
         return
@@ -161,9 +161,15 @@ def page_of(app: Sphinx, name: str, content: list[str]) -> None:
             cell["source"] = re.sub(r"^#\|.*\n?", "", source, flags=re.M).lstrip("\n")
             if re.search(r"^#\| export", source, re.M):
                 cell["metadata"]["tags"] = ["exported"]
-            if "#| code-fold: true" in source:  # one fold for a row of them
+            opening = all(before["cell_type"] == "code" for before in cells[1:])
+            if opening:  # a page begins with words
+                prompts = {"code_prompt_show": "What this page imports"}
+                prompts["code_prompt_hide"] = "Hide what this page imports"
+                cell["metadata"]["mystnb"] = prompts
+            if "#| code-fold: true" in source or opening:  # one fold for a row of them
                 if cells[-1]["metadata"].get("tags") == ["hide-input"]:
-                    cell["source"] = f"{cells.pop()['source']}\n\n{cell['source']}"
+                    before = cells.pop()["source"]
+                    cell["source"] = f"{before}\n\n{cell['source']}".strip()
                 cell["metadata"]["tags"] = ["hide-input"]
             for output in cell["outputs"]:
                 data = output.get("data", {})

@@ -19,7 +19,7 @@ from annotated_transformer.copy_task import toy_translation
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 STEMS = [path.stem for path in NOTEBOOKS]
-PAGES = ["index", STEMS[0], "cheat_sheet", *STEMS[1:]]
+PAGES = ["index", *STEMS, "cheat_sheet"]
 VEGA_LITE = "application/vnd.vegalite.v5+json"
 CHROMIUM = shutil.which("chromium")
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
@@ -148,6 +148,8 @@ WORDS = """async (chart) => {
 }"""
 
 # In the page: the equations that begin to the left of where anybody can scroll.
+FIRST = """() => [...document.querySelectorAll('.bd-article p, .bd-article .highlight')]
+    .find(part => part.checkVisibility() && !part.closest('blockquote'))?.tagName"""
 CUT = """() => [...document.querySelectorAll(".bd-article div.math")]
   .filter((equation) => [...equation.querySelectorAll("mjx-container *")].some(
     (part) => part.getBoundingClientRect().width
@@ -198,6 +200,8 @@ def test_opens_whole(page, book, stem):
     assert page.locator("[data-mml-node=merror], mjx-merror").count() == 0
     text = page.locator(".bd-article").inner_text()
     assert "#|" not in text.replace("`#|", "") and "$$" not in text
+
+    assert page.evaluate(FIRST) in ("P", None)  # words come before code
 
     assert page.locator(".bd-article img:not([alt])").count() == 0
     assert page.evaluate(MUTE) == []

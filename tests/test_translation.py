@@ -153,7 +153,10 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
         train(config)
     with open(tmp_path / "again" / "metrics.jsonl", "a") as file:
         file.write('{"step": 9, "lo')  # what a crash leaves
-    assert equal(weights(train(config)), weights(run))
+    seen = []
+    assert equal(weights(train(config, seen)), weights(run))
+    kept = Journal(Path(config.output, "metrics.jsonl")).rows
+    assert seen == kept and seen[0]["step"] == 1  # those before the stop, too
     assert rows(tmp_path / "again") == rows(run)
 
 
