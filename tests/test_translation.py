@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch._dynamo.testing import CompileCounter
 
 from annotated_transformer import checkpoints, translation
 from annotated_transformer.corpora import DATA, load_corpus
@@ -588,6 +589,25 @@ train(Config(**{plain!r}, output={str(tmp_path / "two")!r}))
 def test_one_process_starts_no_group(settings, tmp_path):
     train(Config(**settings | dict(epochs=1), output=str(tmp_path)))
     assert not torch.distributed.is_initialized()
+
+
+def test_a_compiled_run_learns_the_same(settings, tmp_path, monkeypatch):
+    """torch.compile takes the model in as one graph, whatever a batch's shape.
+
+    What it makes of the graph is left to torch: that needs a C++ compiler, and minutes.
+    """
+    seen, ours = CompileCounter(), torch.nn.Module.compile
+
+    def captured(model, **how):
+        ours(model, backend=seen, fullgraph=True, **how)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", captured)
+    same = settings | dict(epochs=1, dropout=0.0)  # its dropout is drawn otherwise
+    plain = train(Config(**same, output=str(tmp_path / "plain")))
+    compiled = train(Config(**same, compile=True, output=str(tmp_path / "compiled")))
+    assert 1 <= seen.frame_count <= 4  # training and validation, and a change of shape
+    for name, weight in weights(compiled).items():
+        torch.testing.assert_close(weight, weights(plain)[name], atol=1e-5, rtol=1e-4)
 
 
 # ---- the command line
