@@ -32,7 +32,7 @@ PRESETS = {
     "tiny": dict(N=2, d_model=128, d_ff=512, h=4, dropout=0.1, average=3)
     | dict(max_tokens=1024, warmup=400, epochs=8),
     "small": dict(N=4, d_model=128, d_ff=256, h=4, dropout=0.2, average=5)
-    | dict(max_tokens=1024, warmup=2000, epochs=32),
+    | dict(max_tokens=1024, warmup=2000, epochs=28),
     "base": dict(N=6, d_model=512, d_ff=2048, h=8, dropout=0.1, average=5)
     | dict(max_tokens=25_000, warmup=4000, epochs=18),
     "big": dict(N=6, d_model=1024, d_ff=4096, h=16, dropout=0.3, average=20)
@@ -59,7 +59,7 @@ class Run:
     patience: int = 8  # epochs without a lower validation loss before it stops
     average: int | None = None  # checkpoints kept, and averaged at the end
     beam_sizes: tuple[int, ...] = (1, 4)  # beams to try on validation
-    alphas: tuple[float, ...] = (0.6, 1.0)  # length penalties to try on validation
+    alphas: tuple[float, ...] = (0.6, 1.0, 1.5)  # length penalties to try on validation
 
 # %% ../notebooks/23_recipe.ipynb #ee352bed
 @dataclass

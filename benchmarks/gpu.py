@@ -26,7 +26,7 @@ from annotated_transformer.translator import Translator, choose_decoding, report
 
 # Small data wants strong dropout and, with few updates to be had, a short warm-up.
 FULL = dict(preset="base", corpus="multi30k", max_tokens=8192, warmup=1000, dropout=0.3)
-FULL |= dict(epochs=60, patience=6, average=5, alphas=(0.6, 1.0))
+FULL |= dict(epochs=60, patience=6, average=5, alphas=(0.6, 1.0, 1.5))
 SMALL = dict(preset="tiny", N=1, d_model=32, d_ff=64, h=2, max_tokens=512, warmup=20)
 SMALL |= dict(vocabulary=600, epochs=2, average=2, beam_sizes=(1, 2), alphas=(0.6,))
 
