@@ -175,7 +175,7 @@ def learn_units(config: Config, train, folder: str | Path) -> None:
     """Learn what the ids stand for from the training split, and keep it in `folder`."""
 
     def side(language: str) -> Iterator[str]:
-        return (row["translation"][language] for row in train)
+        return (p[language] for some in train.iter(1000) for p in some["translation"])
 
     small, names = config.lowercase, UNIT_FILES[config.units]
     if config.units == "pieces":

@@ -25,9 +25,10 @@ def normalise(text: str, lowercase: bool = False) -> str:
     """Write `text` in one way: form NFC, single blanks, no invisible characters."""
     if lowercase:
         text = text.lower()
-    kind = unicodedata.category  # Cc: control, Cf: zero width, Cs: half a character
-    seen = (c for c in text if c.isspace() or kind(c) not in ("Cc", "Cf", "Cs"))
-    return " ".join(unicodedata.normalize("NFC", "".join(seen)).split())
+    if not text.isprintable():  # Cc: control, Cf: zero width, Cs: half a character
+        kind, out = unicodedata.category, ("Cc", "Cf", "Cs")
+        text = "".join(c for c in text if c.isspace() or kind(c) not in out)
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 # %% ../notebooks/18_text.ipynb #e868c171
 def optional(module: str, package: str | None = None):
