@@ -60,6 +60,13 @@ def peak(device: torch.device, precision: str, size: int) -> float:
     return best
 
 
+class Rows(list):
+    """Rows in memory, to be read in one batch where `datasets` would give several."""
+
+    def iter(self, batch_size: int):
+        yield {"translation": [row["translation"] for row in self]}
+
+
 def read_corpus(folder: Path, expected: dict | None, most: int | None = None) -> dict:
     """Read the usable pairs of each split in a folder.
 
@@ -72,7 +79,7 @@ def read_corpus(folder: Path, expected: dict | None, most: int | None = None) ->
             if total != count or not all(a in b for a, b in zip(found, hashes)):
                 raise ValueError(f"{folder}: {split} is not that of Multi30k")
         rows = ({"translation": pair} for pair in read() if usable(pair))
-        corpus[split] = list(itertools.islice(rows, most))
+        corpus[split] = Rows(itertools.islice(rows, most))
     return corpus
 
 

@@ -2,13 +2,11 @@
 
 import io
 import json
-import os
 import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import altair as alt
@@ -16,7 +14,6 @@ import pandas as pd
 import pytest
 import torch
 import vl_convert
-from jupyter_client.manager import run_kernel
 from PIL import Image
 
 from annotated_transformer import charts
@@ -241,40 +238,6 @@ def test_a_slider_changes_the_curve():
         assert y - min(drawn) == pytest.approx(height, abs=1)
 
 
-def in_a_kernel(code: str) -> list[dict]:
-    """What a real Jupyter kernel sends while it runs `code`."""
-    sent = []
-    with run_kernel(env=os.environ | {"PYTHONPATH": str(ROOT)}) as client:
-        reply = client.execute_interactive(code, output_hook=sent.append, timeout=60)
-    assert reply["content"]["status"] == "ok", reply["content"].get("traceback")
-    return sent
-
-
-def test_a_live_chart_grows_in_its_place_in_a_kernel():
-    sent = in_a_kernel("""
-import time
-from annotated_transformer import charts
-charts.enable()
-titles = dict(title="Title", x_title="x", y_title="y")
-rows = charts.Live(lambda rows: charts.lines({"a": rows}, **titles), pause=0.05)
-for step in range(10):
-    rows.append(float(step))
-    rows.due = min(rows.due, time.monotonic() + 0.05)  # however slow this machine is
-    time.sleep(0.1)
-rows.show()
-""")
-    charts_sent = [one for one in sent if one["msg_type"].endswith("display_data")]
-    kinds = [one["msg_type"] for one in charts_sent]
-    assert kinds[0] == "display_data" and len(kinds) > 3
-    assert set(kinds[1:]) == {"update_display_data"}
-    places = {one["content"]["transient"]["display_id"] for one in charts_sent}
-    sizes = [
-        len(one["content"]["data"][LIVE]["data"]["values"].split())
-        for one in charts_sent
-    ]
-    assert len(places) == 1 and sizes == sorted(sizes) and sizes[-1] == 1 + 10
-
-
 def test_a_live_chart_leaves_nearly_all_the_time_to_the_work(monkeypatch):
     now, drawn = [0.0], []
 
@@ -283,7 +246,7 @@ def test_a_live_chart_leaves_nearly_all_the_time_to_the_work(monkeypatch):
         drawn.append(len(rows))
 
     monkeypatch.setattr("annotated_transformer.curves.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=True))
+    monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", sys)  # as in a kernel
     monkeypatch.setattr("IPython.display.display", lambda *_, **__: MagicMock())
     rows = charts.Live(draw, pause=1.0)
     for step in range(200):

@@ -119,7 +119,7 @@ def test_another_text_is_not_taken_for_multi30k(tmp_path):
 
 
 def test_training_ends_when_time_is_up_or_nothing_improves(tmp_path, monkeypatch):
-    rows = list(load_corpus("captions")["train"].select(range(60)))
+    rows = gpu.Rows(load_corpus("captions")["train"].select(range(60)))
     sizes = dict(N=1, d_model=32, d_ff=64, h=2, max_tokens=512, max_len=60)
     config = Config(**sizes, vocabulary=400, epochs=9, patience=2, average=3)
     learn_units(config, rows, tmp_path)

@@ -18,6 +18,13 @@ NOTEBOOK = "01_attention.ipynb"
 CHROMIUM = shutil.which("chromium")
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
     --disable-background-networking --disable-component-update --disable-sync"""
+GROWS = """rows = charts.Live(
+    lambda rows: charts.lines({"a": rows}, title="It grows", x_title="x", y_title="y")
+)
+for number in range(4):
+    rows.append(number)
+assert rows.place  # drawn before it was done
+rows.show()"""
 SETTINGS = {
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},
     "@jupyterlab/apputils-extension:notification": {
@@ -38,6 +45,8 @@ def lab(tmp_path):
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"] = []
+            last = cell
+    notebook["cells"].append(last | {"id": "grows", "source": GROWS})
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / NOTEBOOK).write_text(json.dumps(notebook), "utf-8")
     (tmp_path / "settings").mkdir()
@@ -102,7 +111,7 @@ def test_a_notebook_runs_and_draws(lab, tmp_path):
         last.filter(has_text=re.compile(r"\[\d+\]")).wait_for()
         assert page.locator(".jp-RenderedText[data-mime-type*=stderr]").count() == 0
         drawn = page.locator(".vega-embed svg.marks, .vega-embed canvas")
-        assert drawn.count() == 3
+        assert drawn.count() == 3 + 1
         for chart in drawn.all():
             size = chart.bounding_box()
             assert size["width"] > 150 and size["height"] > 60
@@ -116,6 +125,9 @@ def test_a_notebook_runs_and_draws(lab, tmp_path):
     ran = json.loads((tmp_path / "work" / NOTEBOOK).read_text("utf-8"))["cells"]
     code = [cell for cell in ran if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
+    (grown,) = code[-1]["outputs"]  # one chart, in whose place all were drawn
+    chart = grown["data"]["application/vnd.vegalite.v5+json"]
+    assert len(chart["data"]["values"].split()) == 1 + 4
     kinds = {output["output_type"] for cell in code for output in cell["outputs"]}
     assert "error" not in kinds and "execute_result" in kinds
     here = lab.partition("/lab/")[0]

@@ -577,12 +577,8 @@ MUTATIONS = {
             'unicodedata.normalize("NFC"',
             'unicodedata.normalize("NFD"',
         ),
-        ("what nobody sees stays", 'kind(c) not in ("Cc", "Cf", "Cs")', "kind(c)"),
-        (
-            "blanks as they come",
-            '"".join(seen)).split())',
-            '"".join(seen)).split(" "))',
-        ),
+        ("what nobody sees stays", "kind(c) not in out)", "kind(c))"),
+        ("blanks as they come", ", text).split())", ', text).split(" "))'),
     ],
     "words": [
         (
@@ -675,6 +671,16 @@ def mutate(cells: list[str], old: str, new: str) -> int:
     return found[0]
 
 
+class Rows(list):
+    """Stands in for `charts.Live`: rows that are not drawn."""
+
+    def __init__(self, draw):
+        super().__init__()
+
+    def show(self):
+        pass
+
+
 def execute(cells: list[str], folder: str, answer) -> None:
     """Run cells, in a process of its own, and answer which failed first, and how."""
     import torch
@@ -683,6 +689,7 @@ def execute(cells: list[str], folder: str, answer) -> None:
     warnings.simplefilter("ignore")
     os.chdir(folder)
     sys.modules.update({name: MagicMock() for name in PICTURES})
+    sys.modules[PICTURES[1]].Live = Rows
     notebook = types.ModuleType("notebook")
     sys.modules["notebook"] = notebook
     result = None
