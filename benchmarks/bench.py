@@ -210,10 +210,10 @@ def products(model, positions: int, dtype):
     return multiply, sum(2 * positions * w.numel() for w in weights)
 
 
-def training(preset, groups, vocab, rounds, plain_rows, compiled) -> list[tuple]:
+def training(preset, groups, vocab, rounds, plain_rows, compiled, **other) -> list:
     """Compare training on the same batches; the plain loop has the first of each."""
     names = ("N", "d_model", "d_ff", "h", "dropout")
-    sizes = {name: PRESETS[preset][name] for name in names}
+    sizes = {name: PRESETS[preset][name] for name in names} | other
     model = make_model(vocab, vocab, **sizes, share_embeddings=True).train()
     few = [group[:plain_rows] for group in groups]
     tokens, fewer = (
@@ -428,8 +428,8 @@ def main(
     for preset, budget, count in (("base", 4096, 1), ("tiny", 1024, 8)):
         budget, count = (PLAIN, 1) if quick else (budget, count)
         groups = pick_batches(pairs, lengths, budget, count)
-        few = 2 if quick else 64
-        rows += training(preset, groups, vocab, rounds, few, compile)
+        few, other = (2, {"N": 1}) if quick else (64, {})
+        rows += training(preset, groups, vocab, rounds, few, compile, **other)
     shapes = [(8, T) for T in (16, 32, 64, 128, 256, 512)]
     shapes += [(B, 32) for B in (1, 4, 16, 64, 256)]
     rows += growth(vocab, [(2, 8), (2, 16), (4, 8)] if quick else shapes, rounds)

@@ -57,11 +57,10 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture(params=["light"])
-def page(chromium, request):
-    """A page that must end without an error and without a request to the outside."""
-    context = chromium.new_context(color_scheme=request.param)
-    page, faults = context.new_page(), []
+@pytest.fixture(scope="module")
+def window(chromium):
+    """A page for all tests, as opening one costs as much as a visit; and its faults."""
+    page, faults = chromium.new_page(), []
     page.set_default_timeout(20_000)
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("requestfailed", lambda sent: faults.append(f"no answer: {sent.url}"))
@@ -76,8 +75,19 @@ def page(chromium, request):
 
     page.on("console", console)
     page.on("request", asked)
+    return page, faults
+
+
+@pytest.fixture(params=["light"])
+def page(window, request):
+    """A page that must end without an error and without a request to the outside."""
+    page, faults = window
+    faults.clear()
+    page.emulate_media(color_scheme=request.param, media="null")
+    page.set_viewport_size({"width": 1280, "height": 720})
     yield page
-    context.close()
+    page.evaluate("() => { try { localStorage.clear() } catch {} }")
+    page.goto("about:blank")
     assert faults == []
 
 

@@ -71,7 +71,7 @@ def test_runs_top_to_bottom(series, path, tmp_path):
 @pytest.mark.parametrize("tool", ["nbdev-test", "jupyter-execute"])
 def test_runs_as_a_command_and_in_a_kernel(series, tool):
     """One notebook here; `make kernels` takes all of them, which is slower."""
-    command = [Path(sys.executable).with_name(tool), "03_masks.ipynb"]
+    command = [Path(sys.executable).with_name(tool), "19_words.ipynb"]
     done = subprocess.run(
         command, cwd=series, env=OFFLINE, capture_output=True, text=True
     )

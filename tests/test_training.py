@@ -651,7 +651,7 @@ def test_killing_a_run_at_any_moment_costs_nothing(tmp_path):
 
     TRAINING_KILLS=100 asks for a hundred of them.
     """
-    kills = os.environ.get("TRAINING_KILLS", "9")
+    kills = os.environ.get("TRAINING_KILLS", "6")
     done = subprocess.run(
         [sys.executable, "-c", KILLS, str(tmp_path), kills],
         env=os.environ
