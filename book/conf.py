@@ -18,6 +18,7 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 VEGA_LITE = "application/vnd.vegalite.v5+json"
+SETUP = re.compile(r"^(import|from|[ )#]|(charts\.)?enable\(|torch\.set_n).*|\n", re.M)
 SHEET = """# Cheat sheet
 
 <style>@page { size: A4; margin: 12mm; }</style>
@@ -152,7 +153,7 @@ def page_of(app: Sphinx, name: str, content: list[str]) -> None:
     """
     if not name[0].isdigit():
         return
-    notebook, cells = json.loads(content[0]), []
+    notebook, cells, opening = json.loads(content[0]), [], True
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             source = "".join(cell["source"])
@@ -161,7 +162,7 @@ def page_of(app: Sphinx, name: str, content: list[str]) -> None:
             cell["source"] = re.sub(r"^#\|.*\n?", "", source, flags=re.M).lstrip("\n")
             if re.search(r"^#\| export", source, re.M):
                 cell["metadata"]["tags"] = ["exported"]
-            opening = all(before["cell_type"] == "code" for before in cells[1:])
+            opening = opening and not SETUP.sub("", cell["source"])
             if opening:  # a page begins with words
                 prompts = {"code_prompt_show": "What this page imports"}
                 prompts["code_prompt_hide"] = "Hide what this page imports"

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from test_notebooks import FORKS
-from torch._dynamo.testing import CompileCounter
 
 from annotated_transformer import checkpoints, translation
 from annotated_transformer.corpora import DATA, load_corpus
@@ -593,6 +592,8 @@ def test_a_compiled_run_learns_the_same(settings, tmp_path, monkeypatch):
 
     What it makes of the graph is left to torch: that needs a C++ compiler, and minutes.
     """
+    from torch._dynamo.testing import CompileCounter  # takes seconds to import
+
     seen, ours = CompileCounter(), torch.nn.Module.compile
 
     def captured(model, **how):
