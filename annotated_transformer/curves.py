@@ -62,9 +62,9 @@ def lines(
     `points` values, its ends and extremes among them. A scale may also be "log".
     Raises: ValueError if there is nothing to draw, lengths differ, or a value is NaN.
     """
-    alt, rows = _need("altair"), []
-    if points < 4 or not 1 <= len(series) <= MAX_ROWS // points:
-        many = f"{len(series)} series of {points} points"
+    alt, rows, names = _need("altair"), [], [str(name) for name in series]
+    if points < 4 or not 1 <= len(names) <= MAX_ROWS // points:
+        many = f"{len(names)} series of {points} points"
         raise ValueError(f"{many}: at least 1 of 4, at most {MAX_ROWS} points in all")
     for name, values in series.items():
         ys = _numbers(values, (1,), f"series {name}").tolist()
@@ -78,7 +78,7 @@ def lines(
             place = {"x": float(f"{xs[i]:.6g}"), "y": float(f"{ys[i]:.5g}")}
             rows.append({"series": str(name)} | place)
     y = alt.Scale(zero=False) if y_scale == "linear" else alt.Scale(type=y_scale)
-    names, titles = [str(name) for name in series], (title, x_title, y_title)
+    titles = (title, x_title, y_title)
     chart = _curves(alt.Data(values=rows), names, titles, x_scale, y)
     return chart.mark_line(point={"size": 45} if markers else False)
 

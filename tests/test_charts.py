@@ -150,6 +150,13 @@ def test_a_long_schedule_stays_small_and_keeps_its_peak(series, steps):
         assert max(points.values()) == pytest.approx(values.max().item(), rel=1e-4)
 
 
+def test_a_data_frame_has_as_many_series_as_columns():
+    table = pd.DataFrame({"loss": range(1, 121), "rate": range(120)})
+    curves = charts.lines(table, **TITLES).to_dict()
+    assert len(curves["data"]["values"]) == 240
+    assert curves["encoding"]["color"]["scale"]["domain"] == ["loss", "rate"]
+
+
 def test_altair_still_refuses_more_than_5000_rows():
     chart = alt.Chart(pd.DataFrame({"x": range(5001)})).mark_point().encode(x="x:Q")
     with pytest.raises(alt.MaxRowsError):
