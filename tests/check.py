@@ -76,13 +76,20 @@ def module_of(notebook: dict) -> str | None:
     return None
 
 
-def run_nbdev(command: str, folder: Path) -> str | None:
-    """Run one nbdev command in `folder`; give its last word if it fails."""
-    tool = Path(sys.executable).with_name(command)
-    done = subprocess.run([tool], cwd=folder, capture_output=True, text=True)
+def run_nbdev(folder: Path) -> str | None:
+    """Export and clean in `folder`, in one process; give the last word of a failure."""
+    code = """from nbdev.clean import nbdev_clean
+from nbdev.doclinks import nbdev_export
+for tool in nbdev_export, nbdev_clean:
+    print(tool.__name__.replace("_", "-"), flush=True)
+    tool()"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode == 0:
         return None
-    return (done.stderr.strip().splitlines() or ["no message"])[-1]
+    tool = (done.stdout.split() or ["nbdev"])[-1]
+    said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return f"{tool} fails on them: {said}"
 
 
 def package_imports(tree: ast.AST) -> Iterator[str]:
@@ -228,10 +235,9 @@ def faults(root: Path) -> Iterator[str]:
         shutil.copytree(root / "notebooks", fresh / "notebooks", ignore=ignored)
         clear = [sys.executable, fresh / "notebooks/solutions/clear.py"]
         cleared = subprocess.run(clear, capture_output=True, text=True)
-        for command in ("nbdev-export", "nbdev-clean"):
-            if problem := run_nbdev(command, fresh):
-                yield f"notebooks/: {command} fails on them: {problem}"
-                return
+        if problem := run_nbdev(fresh):
+            yield f"notebooks/: {problem}"
+            return
         problem = cleared.stderr.strip().rpartition("\n")[2]
         problem = problem if cleared.returncode else ""
         yield from exercise_faults(root, fresh, problem)

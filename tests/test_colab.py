@@ -110,7 +110,7 @@ def test_with_an_address_all_stays_in_order(tree):
         path.unlink()
     shutil.rmtree(tree / "annotated_transformer")
     make_colab(tree, "owner/name")
-    assert check.run_nbdev("nbdev-export", tree) is None  # it notes the address, too
+    assert check.run_nbdev(tree) is None  # it notes the address, too
     found = [fault for fault in check.faults(tree) if "exercises" not in fault]
     assert found == []
     tool = Path(sys.executable).with_name("ruff")
