@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from test_notebooks import FORKS
 
 from annotated_transformer import experiments
 from annotated_transformer.corpora import DATA
@@ -55,11 +56,12 @@ def test_an_altered_model_decodes_with_its_cache_as_without(positions):
     torch.testing.assert_close(said, model.generator(whole))
 
 
-def test_a_small_run_writes_a_row_for_each_setting_and_seed(tmp_path):
-    """The one run whose process is started afresh, as `make experiments` does."""
+def test_a_small_run_writes_a_row_for_each_setting_and_seed(tmp_path, monkeypatch):
+    """Its two processes start with large libraries read, but with nothing of ours."""
+    monkeypatch.setattr(experiments, "get_context", lambda spawn: FORKS)
     settings = {"base": dict(ask=4), "changed": dict(ask=4, h=2, ramp=False)}
     path = tmp_path / "small.csv"
-    run(path, settings, seeds=(0, 1), updates=2, processes=1)
+    run(path, settings, seeds=(0, 1), updates=2, processes=2)
     rows = read(path)
     assert [path.name for path in tmp_path.iterdir()] == ["small.csv"]
     told = [(row["setting"], row["seed"], row["updates"]) for row in rows]

@@ -600,7 +600,8 @@ def test_a_compiled_run_learns_the_same(settings, tmp_path, monkeypatch):
         ours(model, backend=seen, fullgraph=True, **how)
 
     monkeypatch.setattr(torch.nn.Module, "compile", captured)
-    same = settings | dict(epochs=1, dropout=0.0)  # its dropout is drawn otherwise
+    same = settings | dict(epochs=1, beam_sizes=(1,))
+    same |= dict(dropout=0.0)  # which is drawn otherwise there
     plain = train(Config(**same, output=str(tmp_path / "plain")))
     compiled = train(Config(**same, compile=True, output=str(tmp_path / "compiled")))
     assert 1 <= seen.frame_count <= 4  # training and validation, and a change of shape
