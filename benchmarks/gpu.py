@@ -86,7 +86,7 @@ def read_corpus(folder: Path, expected: dict | None, most: int | None = None) ->
 def load(config, rows: list[dict], units, train: bool) -> DataLoader:
     """Encode a split and batch it by tokens, as `recipe.make_loader` does."""
     sides = dict(zip((config.source, config.target), units))
-    table = {"translation": [row["translation"] for row in rows]}
+    (table,) = Rows(rows).iter(len(rows))
     encoded = recipe.encode_rows(table, sides, config.max_len, train)
     pairs = zip(encoded["source"], encoded["target"])
     data = [{"source": source, "target": target} for source, target in pairs]

@@ -157,9 +157,11 @@ WORDS = """async (chart) => {
   return [...chart.querySelectorAll("svg text")].map((text) => text.textContent);
 }"""
 
-# In the page: the equations that begin to the left of where anybody can scroll.
+# In the page: what kind of thing is met first, words (P) or code; quotations aside.
 FIRST = """() => [...document.querySelectorAll('.bd-article p, .bd-article .highlight')]
     .find(part => part.checkVisibility() && !part.closest('blockquote'))?.tagName"""
+
+# In the page: the equations that begin to the left of where anybody can scroll.
 CUT = """() => [...document.querySelectorAll(".bd-article div.math")]
   .filter((equation) => [...equation.querySelectorAll("mjx-container *")].some(
     (part) => part.getBoundingClientRect().width

@@ -262,7 +262,8 @@ def test_a_live_chart_leaves_nearly_all_the_time_to_the_work(monkeypatch):
     assert drawn == [1, 39, 77, 115, 153, 191]
 
 
-def test_outside_a_kernel_a_live_chart_is_drawn_once_at_the_end(capsys):
+def test_outside_a_kernel_a_live_chart_is_drawn_once_at_the_end(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ipykernel.zmqshell", raising=False)
     drawn = []
     rows = charts.Live(lambda rows: drawn.append(len(rows)), pause=0.0)
     for step in range(5):

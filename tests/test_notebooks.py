@@ -53,6 +53,14 @@ def execute(path: Path, log: Path) -> None:
     nbdev_test(path.name)
 
 
+def on_one_thread(work, *args) -> None:
+    """Do work in a process of its own as the tests do theirs: to the same last bit."""
+    import torch
+
+    torch.set_num_threads(1)
+    work(*args)
+
+
 def run_apart(path: Path, log: Path) -> None:
     """Run a notebook in a process of its own, and demand that it ends well."""
     child = FORKS.Process(target=execute, args=(path, log))

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_notebooks import FORKS
+from test_notebooks import FORKS, on_one_thread
 
 from annotated_transformer import checkpoints, translation
 from annotated_transformer.corpora import DATA, load_corpus
@@ -163,7 +163,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been_killed(settings, run, tmp_path):
     config = Config(**settings, save_every=5, output=str(tmp_path / "again"))
-    process = FORKS.Process(target=train, args=(config,))
+    process = FORKS.Process(target=on_one_thread, args=(train, config))
     process.start()
     saves = tmp_path / "again" / "checkpoints"
     while process.is_alive() and not checkpoints.list_checkpoints(saves):
@@ -558,7 +558,7 @@ def test_two_processes_do_what_one_does(settings, tmp_path):
         if len(make_loader(config, train_rows, units, True)) % 2 == 0:
             plain = settings | dict(max_tokens=max_tokens, dropout=0.0, average=1)
             break
-    plain |= dict(epochs=1, beam_sizes=(1,))
+    plain |= dict(beam_sizes=(1,))
     one = train(Config(**plain, accumulate=2, output=str(tmp_path / "one")))
     code = f"""
 import torch
