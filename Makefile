@@ -32,7 +32,7 @@ run: $(VENV) ## execute a copy of the series in build/run/, training included, a
 	@rm -rf build/run
 	@mkdir -p build/run
 	@cp notebooks/[0-9]*.ipynb build/run/
-	$(call execute,build/run)
+	@$(BIN)/python notebooks/execute.py build/run
 	@$(BIN)/python -m annotated_transformer.translation evaluate build/run/runs/captions
 	@printf '%s\n' '' $(SENTENCES) ''
 	@$(BIN)/python -m annotated_transformer.translation translate build/run/runs/captions \
@@ -43,8 +43,7 @@ run: $(VENV) ## execute a copy of the series in build/run/, training included, a
 
 outputs: $(VENV) ## execute the series in place: rebuild the outputs that are committed
 	@rm -rf notebooks/runs
-	$(call execute,notebooks)
-	$(call execute,notebooks/solutions)
+	@$(BIN)/python notebooks/execute.py notebooks notebooks/solutions
 	@$(BIN)/nbdev-clean
 
 test: check lint ## everything that CI checks
@@ -96,8 +95,8 @@ lint: $(VENV) ## ruff, on notebooks and Python files
 	$(BIN)/ruff format --check
 
 kernels: $(VENV) ## each notebook in a real Jupyter kernel of its own (slow cells included)
-	@cd notebooks && { $(call longest_first,.); ls solutions/[0-9]*.ipynb; } | \
-	  OMP_NUM_THREADS=1 xargs -n 1 -P 2 ../$(BIN)/jupyter-execute
+	@cd notebooks && printf '%s\n' *_translation.ipynb [0-9]*.ipynb solutions/[0-9]*.ipynb | \
+	  awk '!seen[$$0]++' | OMP_NUM_THREADS=1 xargs -n 1 -P 2 ../$(BIN)/jupyter-execute
 
 $(VENV): requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
@@ -108,18 +107,3 @@ $(VENV): requirements.txt
 	@$(BIN)/pip install -qq --no-compile -r requirements.txt
 	@$(BIN)/pip install -qq --no-compile --no-deps --no-build-isolation --editable .
 	@touch $@
-
-# List the notebooks of folder $(1): the one that trains the translator takes longest, so
-# it comes first.
-define longest_first
-printf '%s\n' $(1)/*_translation.ipynb $(1)/[0-9]*.ipynb | awk '!/[*]/ && !seen[$$0]++'
-endef
-
-# Execute the notebooks of folder $(1), two at a time on a thread each (which is quicker than
-# one at a time on two), with the slow cells, and write what they show into them.
-define execute
-@$(call longest_first,$(1)) | \
-  OMP_NUM_THREADS=1 xargs -n 1 -P 2 sh -c 'echo "Executing $$0"; \
-    $(BIN)/nbdev-test $$0 --flags slow --save --cell-timeout 0 > /dev/null || { \
-      echo "$$0 stopped at the error above, and the run stops with it." >&2; exit 255; }'
-endef

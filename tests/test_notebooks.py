@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -23,11 +24,8 @@ OFFLINE = os.environ | {"PYTHONPATH": str(GUARD), "HF_HUB_OFFLINE": "1"}
 # Processes that start with the large libraries read, which takes longer than most
 # notebooks do; of this package they have read nothing.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    """altair vl_convert pandas datasets spacy pytest nbdev.test torch.testing
-    torch.utils.flop_counter torch.distributed.tensor torch._dynamo safetensors.torch
-    torch.fx.experimental.symbolic_shapes""".split()
-)
+LIBRARIES = runpy.run_path(str(ROOT / "notebooks" / "execute.py"))["LIBRARIES"]
+FORKS.set_forkserver_preload([*LIBRARIES, "pytest"])
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +83,32 @@ def test_runs_as_a_command_and_in_a_kernel(series, tool):
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     assert tool != "nbdev-test" or "Success." in done.stdout
+
+
+def notebook(path: Path, *cells: str) -> None:
+    """Write a small notebook with these cells of code."""
+    code = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    nbformat.write(nbformat.v4.new_notebook(cells=code), path)
+
+
+def test_executing_keeps_what_is_shown_and_stops_at_an_error(tmp_path):
+    """What `make run` and `make outputs` do, the slow cells included."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    notebook(folder / "00_good.ipynb", "#| slow\nchosen = 17", "chosen + 4")
+    notebook(folder / "01_bad.ipynb", "1 + 1", "[].pop()")
+    for number in range(2, 9):  # the two that come next may have begun
+        notebook(folder / f"0{number}_next.ipynb", "30 + 3")
+    command = [sys.executable, ROOT / "notebooks" / "execute.py", folder]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pop from empty list" in done.stderr and "[].pop()" in done.stderr
+    end = f"{folder / '01_bad.ipynb'} stopped at the error above, and the run stops"
+    assert done.stderr.rstrip().endswith(f"{end} with it.")
+    assert "'21'" in (folder / "00_good.ipynb").read_text().replace('"', "'")
+    assert "'33'" not in (folder / "08_next.ipynb").read_text().replace('"', "'")
+    assert "Success" not in done.stdout and "Executing" in done.stdout
 
 
 def test_the_network_is_shut_off():
