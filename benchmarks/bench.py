@@ -13,6 +13,7 @@ import os
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -381,6 +382,24 @@ def decoding(folder: str, sentences: int, few: int, rounds: int) -> list[tuple]:
     return rows
 
 
+def longer(vocab: int, shapes, rounds: int, **other) -> list[tuple]:
+    """Follow what the base model's cache saves as answers grow; none ends of itself."""
+    names = ("N", "d_model", "d_ff", "h")
+    sizes = {name: PRESETS["base"][name] for name in names} | other
+    model = make_model(vocab, vocab, **sizes, share_embeddings=True).eval()
+    rows = []
+    for B, T in shapes:
+        src = torch.randint(4, vocab, (B, T))
+        ways = {
+            name: partial(greedy_decode, one, src, None, T, end_symbol=-1)
+            for name, one in (("ours", model), ("ours, no cache", Uncached(model)))
+        }
+        part, work = f"greedy, base, {B} x {T} tokens", dict.fromkeys(ways, B * T)
+        pairs = [("ours", "ours, no cache")]
+        rows += table_rows(part, "tokens/s", work, alternate(ways, rounds), pairs)
+    return rows
+
+
 # --- all of it ------------------------------------------------------------------------
 
 
@@ -434,6 +453,10 @@ def main(
     shapes += [(B, 32) for B in (1, 4, 16, 64, 256)]
     rows += growth(vocab, [(2, 8), (2, 16), (4, 8)] if quick else shapes, rounds)
     rows += decoding(translator, *((20, 2) if quick else (200, 10)), rounds)
+    shapes, other = [(16, 8), (16, 16), (16, 32), (64, 16)], {}
+    if quick:
+        shapes, other = [(2, 4), (2, 8)], {"N": 1}
+    rows += longer(vocab, shapes, rounds, **other)
     show(rows)
     print(NOTES)
 

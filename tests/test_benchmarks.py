@@ -28,6 +28,7 @@ EXPECTED = [
         for shape in ("2 x 8", "2 x 16", "4 x 8")
         for end in ("", " / the five lines", " / nn.Transformer", ", kept")
     ),
+    "greedy, base, 2 x 8 tokens: ours / ours, no cache",
     "greedy: ours",
     "greedy: ours / ours, no cache",
     "greedy: ours / plain loop (from 2)",
