@@ -430,6 +430,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                 'annotated_transformer/text.py'),
                                             'annotated_transformer.text.add_marks': ( 'text.html#add_marks',
                                                                                       'annotated_transformer/text.py'),
+                                            'annotated_transformer.text.keep_eights': ( 'text.html#keep_eights',
+                                                                                        'annotated_transformer/text.py'),
                                             'annotated_transformer.text.normalise': ( 'text.html#normalise',
                                                                                       'annotated_transformer/text.py'),
                                             'annotated_transformer.text.optional': ('text.html#optional', 'annotated_transformer/text.py'),

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SPECIALS', 'BLANK', 'START', 'END', 'UNKNOWN', 'normalise', 'optional', 'Tokenizer', 'word_rules', 'WordTokenizer',
-           'BytePairTokenizer', 'add_marks']
+           'keep_eights', 'BytePairTokenizer', 'add_marks']
 
 # %% ../notebooks/18_text.ipynb #871c7214
 import importlib
@@ -117,6 +117,14 @@ class WordTokenizer(Tokenizer):
         return json.dumps(kept | {"words": self.words}, ensure_ascii=False, indent=0)
 
 # %% ../notebooks/18_text.ipynb #73980302
+def keep_eights(vocab: dict, merges: list, **rest) -> dict:
+    """Give up the last pieces, so that their number is a multiple of eight."""
+    left = max(260, len(vocab) // 8 * 8)
+    vocab = {piece: i for piece, i in vocab.items() if i < left}
+    merges = [two for two in merges if {*two, "".join(two)} <= vocab.keys()]
+    return rest | {"vocab": vocab, "merges": merges}
+
+# %% ../notebooks/18_text.ipynb #26e168c7
 class BytePairTokenizer(Tokenizer):
     """Pieces of words, learnt from both languages together; every text has one."""
 
@@ -135,7 +143,10 @@ class BytePairTokenizer(Tokenizer):
         learner.train_from_iterator(
             map(normalise, texts), size, show_progress=False, special_tokens=SPECIALS
         )
-        return cls(**json.loads(learner.to_str()))
+        parts = json.loads(learner.to_str())
+        if len(parts["model"]["vocab"]) < size:  # the texts hold no more
+            parts["model"] = keep_eights(**parts["model"])
+        return cls(**parts)
 
     def __len__(self) -> int:
         return self.library.get_vocab_size()

@@ -21,6 +21,7 @@ from annotated_transformer.text import (
     Tokenizer,
     WordTokenizer,
     add_marks,
+    keep_eights,
     normalise,
 )
 
@@ -39,7 +40,7 @@ TEXT = st.lists(
 
 @pytest.fixture(scope="module")
 def pieces():
-    return BytePairTokenizer.train(GERMAN + ENGLISH, size=300)
+    return BytePairTokenizer.train(2 * (GERMAN + ENGLISH), size=300)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,43 @@ def test_byte_pairs_are_trained_on_normalised_text():
     odd = [unicodedata.normalize("NFD", text) for text in odd]
     first, second = (BytePairTokenizer.train(t, 300) for t in (GERMAN, odd))
     assert first.encode("Die Katze schläft.") == second.encode("Die Katze schläft.")
+
+
+@given(st.lists(st.text("aäb ", max_size=30), max_size=5))
+def test_where_pairs_run_out_a_multiple_of_eight_is_left(texts):
+    texts = ["Der Hund sieht den Hund, und der Hund sieht den Mund.", *texts]
+    learnt = BytePairTokenizer.train(texts, size=400)
+    assert len(learnt) % 8 == 0 and len(learnt) < 400
+    asked = BytePairTokenizer.train(
+        texts, size=len(learnt)
+    )  # as if no more were wanted
+    more = BytePairTokenizer.train(texts, size=len(learnt) + 8)
+    for text in texts:
+        assert learnt.encode(text) == asked.encode(text)
+        assert learnt.decode(learnt.encode(text)) == normalise(text)
+    assert len(asked) == len(more) == len(learnt)
+
+
+def test_pieces_are_given_up_with_every_merge_that_needs_them():
+    some = [chr(97 + i) for i in range(261)] + ["ab", "abc", "ä", "bc"]
+    vocab = {piece: i for i, piece in enumerate(some)}  # 265 pieces
+    merges = [["a", "b"], ["ab", "c"], ["b", "c"], ["a", "bc"]]
+    kept = keep_eights(vocab, merges, type="BPE")
+    assert "bc" not in kept["vocab"] and max(kept["vocab"].values()) == 263
+    assert kept["merges"] == merges[:2] and kept["type"] == "BPE"
+
+
+def test_where_nothing_can_be_glued_all_bytes_are_left():
+    learnt = BytePairTokenizer.train(["a"], size=300)
+    assert len(learnt) == 260
+    assert learnt.decode(learnt.encode("äa 😀")) == "äa 😀"
+
+
+def test_what_was_asked_for_is_given():
+    assert [len(BytePairTokenizer.train(GERMAN, size=n)) for n in (260, 263)] == [
+        260,
+        263,
+    ]
 
 
 def test_a_vocabulary_without_room_for_the_bytes_is_refused():
