@@ -38,8 +38,8 @@ run: $(VENV) ## execute a copy of the series in build/run/, training included, a
 	@$(BIN)/python -m annotated_transformer.translation translate build/run/runs/captions \
 	  $(SENTENCES)
 	@echo
-	@echo "The executed notebooks are in build/run/, the trained translator is in"
-	@echo "build/run/runs/captions/. To read the notebooks: make lab"
+	@echo "The trained translator is in build/run/runs/captions/, the executed notebooks are in"
+	@echo "build/run/. To read them: .venv/bin/jupyter-lab build/run"
 
 outputs: $(VENV) ## execute the series in place: rebuild the outputs that are committed
 	@rm -rf notebooks/runs
@@ -102,6 +102,9 @@ $(VENV): requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
 	  echo "This needs Python 3.11 or newer, which $(PYTHON) is not: name one with" \
 	    "make PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu this helps:" \
+	    "apt-get install python3-venv" >&2; exit 1; }
 	@echo "Making .venv (some minutes, once)"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/pip install -qq --no-compile -r requirements.txt

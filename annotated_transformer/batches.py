@@ -91,7 +91,8 @@ class TokenBatchSampler(Sampler):
 
     Shapes: `lengths` (n, 2) holds source and target lengths. Yields lists of indices.
     Units: max_tokens counts padding too: the rows times the longest of them.
-    Raises: ValueError if a sentence alone is longer than `max_tokens`.
+    Raises: ValueError if a sentence alone is longer than `max_tokens`, or there are
+        fewer batches than processes.
     Source: Vaswani et al. 2017, section 5.1.
     """
 
@@ -103,6 +104,8 @@ class TokenBatchSampler(Sampler):
         self.max_tokens, self.seed, self.shuffle = max_tokens, seed, shuffle
         self.rank, self.world = rank, world
         self.set_epoch(0)
+        if shuffle and world > 1 and not self.batches:
+            raise ValueError(f"{world} processes, and not one batch for each of them")
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Draw the batches of `epoch`, and leave out its first `start`."""

@@ -8,6 +8,7 @@ __all__ = ['Encoder', 'DecoderCache', 'Decoder', 'Generator', 'EncoderDecoder', 
 # %% ../notebooks/07_model.ipynb #78ad70c2
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from .embeddings import Embeddings, PositionalEncoding
@@ -88,7 +89,9 @@ class Generator(nn.Module):
         self.proj = nn.Linear(d_model, vocab)
 
     def forward(self, states: Tensor) -> Tensor:
-        return self.proj(states).log_softmax(dim=-1)  # (..., V)
+        scores = self.proj(states)  # (..., V)
+        exact = torch.promote_types(scores.dtype, torch.float32)  # 16 bits are too few
+        return scores.to(exact).log_softmax(dim=-1)
 
 # %% ../notebooks/07_model.ipynb #60d759c2
 class EncoderDecoder(nn.Module):

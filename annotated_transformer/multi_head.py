@@ -46,7 +46,8 @@ class KeyValueCache:
 # %% ../notebooks/02_multi_head.ipynb #ffb45c1a
 def split(x: Tensor, h: int) -> Tensor:
     """Cut the features of x (B, T, d_model) into heads (B, h, T, d_k)."""
-    return x.view(x.size(0), -1, h, x.size(-1) // h).transpose(1, 2)  # (B, h, T, d_k)
+    B, T, width = x.shape
+    return x.view(B, T, h, width // h).transpose(1, 2)  # (B, h, T, d_k)
 
 # %% ../notebooks/02_multi_head.ipynb #a6b51a31
 def look(

@@ -80,7 +80,7 @@ def update(group, model, criterion, optimizer, scheduler, clip, precision, state
     Returns its row of the log. Raises: FloatingPointError if the loss or its gradient
         is not finite.
     """
-    began, device = time.perf_counter(), next(model.parameters()).device
+    device = next(model.parameters()).device
     counts = torch.tensor([[b.ntokens, len(b.src)] for b in group], device=device)
     tokens, samples = world_sum(counts.sum(dim=0)).tolist()
     processes = world_sum(torch.ones((), device=device)).item()
@@ -105,8 +105,7 @@ def update(group, model, criterion, optimizer, scheduler, clip, precision, state
     if scheduler is not None:
         scheduler.step()
     state.count(len(group), samples, tokens, loss)
-    speed = tokens / (time.perf_counter() - began)
-    return row | dict(tokens=state.tokens, tokens_per_second=speed)
+    return row | {"tokens": state.tokens}
 
 # %% ../notebooks/13_training.ipynb #107cfd1d
 @torch.no_grad()
@@ -156,12 +155,14 @@ def run_epoch(
         return measure(batches, model, criterion, precision), state
     model.train()
     loss, before, batches = 0.0, state.tokens, iter(batches)
-    how = (optimizer, scheduler, clip, precision, state)
+    how, began = (optimizer, scheduler, clip, precision, state), time.perf_counter()
     while group := list(itertools.islice(batches, accum_iter)):
         seen = state.tokens
         row = update(group, model, criterion, *how)
-        loss += row["loss"] * (state.tokens - seen)
+        new, now = state.tokens - seen, time.perf_counter()
+        loss += row["loss"] * new
         if log is not None:
-            log(row)
+            log(row | {"tokens_per_second": new / (now - began)})
+        began = time.perf_counter()  # the wait for batches counts, the log does not
     seen = state.tokens - before
     return loss / seen if seen else math.nan, state

@@ -10,6 +10,7 @@ longer than most notebooks do. Of this package it has read nothing.
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -31,28 +32,47 @@ def execute(path: Path) -> None:
         nbdev_test(str(path), flags="slow", save=True, cell_timeout=0)
 
 
-def run_apart(path: Path) -> bool:
-    """Run a notebook in a process of its own; say whether it reached its end."""
+def run_apart(path: Path) -> int:
+    """Run a notebook in a process of its own; give that process's exit code."""
     child = FORKS.Process(target=execute, args=(path,))
     child.start()
     child.join()
-    return child.exitcode == 0
+    return child.exitcode
+
+
+def reason(code: int) -> str:
+    """Say why a notebook did not reach its end."""
+    if code < 0:
+        return f"was killed (signal {-code}): is there enough memory?"
+    return "stopped at the error above, and the run stops with it."
+
+
+def run_all(paths: list[Path]) -> None:
+    """Run notebooks, and stop when one of them stops, or when asked to."""
+    threads = ThreadPoolExecutor(max_workers=2)
+    running = {threads.submit(run_apart, path): path for path in paths}
+    try:
+        for done in as_completed(running):
+            if code := done.result():
+                sys.exit(f"{running[done]} {reason(code)}")
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.terminate()
 
 
 def main(folders: list[str]) -> None:
-    """Run all notebooks of some folders, and stop when one of them stops."""
+    """Run all notebooks of some folders."""
     paths = [p for folder in folders for p in sorted(Path(folder).glob("[0-9]*.ipynb"))]
+    if not paths:
+        sys.exit(f"there is no notebook in {' '.join(folders) or 'no folder at all'}")
     paths.sort(key=lambda path: "translation" not in path.name)  # it takes longest
     os.environ["OMP_NUM_THREADS"] = "1"
-    with ThreadPoolExecutor(max_workers=2) as threads:
-        running = {threads.submit(run_apart, path): path for path in paths}
-        for done in as_completed(running):
-            if not done.result():
-                threads.shutdown(wait=False, cancel_futures=True)
-                for child in multiprocessing.active_children():
-                    child.terminate()
-                reason = "stopped at the error above, and the run stops with it."
-                sys.exit(f"{running[done]} {reason}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    try:
+        run_all(paths)
+    except KeyboardInterrupt:
+        sys.exit("stopped")
 
 
 if __name__ == "__main__":

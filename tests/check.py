@@ -243,6 +243,10 @@ def faults(root: Path) -> Iterator[str]:
         yield from exercise_faults(root, fresh, problem)
         for path in sorted((fresh / "notebooks").rglob("*.ipynb")):
             name = str(path.relative_to(fresh))
+            exports = r'"#\|\s*(default_exp|export)'
+            below = path.parent != fresh / "notebooks"
+            if below and re.search(exports, path.read_text("utf-8")):
+                yield f"{name}: exports from a subfolder; move it up, with a number."
             if path.parent.name == "exercises":
                 continue
             if name not in unstable and path.read_bytes() != (root / name).read_bytes():

@@ -128,6 +128,10 @@ FAULTS = {
         rename_with_its_module,
         "annotated_transformer/masks.py: no notebook exports it",
     ),
+    "a module of a notebook in a subfolder": (
+        lambda root: add(root, "solutions/1_attention.ipynb", "#| export\nx = 1"),
+        "notebooks/solutions/1_attention.ipynb: exports from a subfolder",
+    ),
     "a second module in a notebook": (
         lambda root: add(root, "03_masks.ipynb", "#| export extra\ny = 1"),
         f"{MASKS}: a cell exports to extra",

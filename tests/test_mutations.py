@@ -43,8 +43,8 @@ MUTATIONS = {
     "multi_head": [
         (
             "heads cut by view, without transposing",
-            "x.view(x.size(0), -1, h, x.size(-1) // h).transpose(1, 2)",
-            "x.view(x.size(0), h, -1, x.size(-1) // h)",
+            "x.view(B, T, h, width // h).transpose(1, 2)",
+            "x.view(B, h, T, width // h)",
         ),
         ("heads joined untransposed", "x.transpose(1, 2).reshape(", "x.reshape("),
         (
@@ -410,6 +410,11 @@ MUTATIONS = {
             "total += loss.detach()\n        scheduler and scheduler.step()\n",
         ),
         ("rate never moves", "scheduler.step()", "pass"),
+        (
+            "rate moves before the weights do",
+            "    optimizer.step()\n",
+            "    scheduler and scheduler.step()\n    optimizer.step()\n",
+        ),
         ("rate one update behind", "rate(done + 1,", "rate(done,"),
         ("no clipping", "if clip is not None:", "if False:"),
         (

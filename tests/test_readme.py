@@ -35,6 +35,21 @@ def test_the_map_shows_every_notebook_and_every_module():
     assert shown == {path.stem for path in MODULES}
 
 
+def sections(text: str) -> list[str]:
+    """The numbers of the paper's sections in a text."""
+    text = re.sub(r"Table \d", "", text)
+    return re.findall(r"\d(?:\.\d)*", text)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_map_names_the_sections_that_the_notebook_names(path):
+    (row,) = re.findall(rf"^\|(.*)\|.*notebooks/{path.stem}\.ipynb", README, re.M)
+    title = "".join(json.loads(path.read_text("utf-8"))["cells"][0]["source"])
+    named = re.search(r"> Sections? ([\d., and]*)", title)
+    if path.stem != "00_start_here":
+        assert sections(row) == (sections(named[1]) if named else [])
+
+
 def test_the_picture_is_the_one_in_the_notebook():
     """`make outputs` may draw it anew; then it is saved here once more."""
     (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
