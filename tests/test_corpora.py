@@ -378,8 +378,13 @@ def more_lines(folder):
         (folder / f"val.{side}.gz").write_bytes(gzip.compress(b"Hund\n" * 31))
 
 
-def file_missing(folder):
+def side_missing(folder):
     (folder / "train.en.gz").unlink()
+
+
+def split_missing(folder):
+    for side in TINY:
+        (folder / f"val.{side}.gz").unlink()
 
 
 def stray_binary(folder):
@@ -404,7 +409,8 @@ FAULTS = {
     not_utf8: "val.en is not UTF-8: see byte 11",
     another_text: "train has another text: sha256 ",
     more_lines: "validation has 31 pairs, not 30",
-    file_missing: "holds neither train.de and train.en nor train.jsonl",
+    side_missing: "has no train.en.gz, only its other side",
+    split_missing: "validation is missing, there is only train, test",
     stray_binary: "holds ._x.de, which is not text",
     torn_archive: "test.tar.gz is no folder and no archive",
 }
@@ -548,6 +554,79 @@ def test_any_data_set_with_a_translation(cache, monkeypatch):
     )
     with pytest.raises(ValueError, match="no column translation, only text"):
         corpora.load_corpus("owner/name")
+
+
+def hub_set(**splits: list[dict]) -> datasets.DatasetDict:
+    """Make what the hub might send: splits with a column `translation`."""
+    rows = {s: [{"translation": one} for one in pairs] for s, pairs in splits.items()}
+    return datasets.DatasetDict(
+        {s: datasets.Dataset.from_list(some) for s, some in rows.items()}
+    )
+
+
+def test_sides_that_are_missing_or_not_asked_for(cache, monkeypatch):
+    pairs = [{"de": f"Hund {n}", "en": f"dog {n}", "fr": None} for n in range(30)]
+    pairs[3]["en"] = None
+    sent = hub_set(train=pairs, dev=pairs, test=pairs[:5])
+    monkeypatch.setattr(corpora, "fetch", lambda name: sent)
+    corpus = corpora.load_corpus("owner/name")
+    sizes = {split: len(rows) for split, rows in corpus.items()}
+    assert sizes == {"train": 29, "validation": 29, "test": 4}
+    with pytest.raises(ValueError, match="is in de, en, fr, not in de and it"):
+        corpora.load_corpus("owner/name", languages=("de", "it"))
+    sent = hub_set(test=pairs)
+    with pytest.raises(ValueError, match="no split train, only test"):
+        corpora.load_corpus("owner/name")
+    assert len(corpora.load_corpus("owner/name", whole=False)["test"]) == 29
+
+
+def test_what_a_model_is_only_tested_on(cache, tmp_path):
+    for side, text in TINY.items():
+        (tmp_path / f"test.{side}").write_text("\n".join(text))
+    files = [str(tmp_path / f"test.{side}") for side in TINY]
+    for name in (",".join(files), tmp_path):
+        corpus = corpora.load_corpus(name, whole=False)
+        assert {split: len(rows) for split, rows in corpus.items()} == {"test": 30}
+    with pytest.raises(ValueError, match="no split train, only test"):
+        corpora.load_corpus(tmp_path)
+    (tmp_path / "test.en").rename(tmp_path / "test.eng")
+    with pytest.raises(ValueError, match="has no test.en.gz, only its other side"):
+        corpora.load_corpus(tmp_path)
+
+
+def test_a_null_in_a_json_line_is_an_empty_side(cache, tmp_path):
+    rows = [{"de": f"Hund {n}", "en": f"dog {n}"} for n in range(20)]
+    rows[2]["de"] = None
+    text = "\n".join(map(json.dumps, rows))
+    (tmp_path / "train.jsonl").write_text(text)
+    corpus = corpora.load_corpus(tmp_path, whole=False)
+    assert len(corpus["train"]) == 19
+
+
+FULL = """
+import resource, signal, sys
+from annotated_transformer.corpora import load_corpus
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    load_corpus(sys.argv[1])
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_named(tmp_path):
+    for side, text in TINY.items():
+        (tmp_path / f"train.{side}").write_text("\n".join(9 * text))
+    env = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)],
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "train could not be written to the cache (OSError: " in done.stdout
 
 
 def test_without_a_network_it_ends_soon_and_well():
