@@ -16,16 +16,10 @@ from typing import Literal
 import torch
 from torch.utils.data import DataLoader
 
+from . import text
 from .batches import Batch, TokenBatchSampler, collate
 from .model import make_model
 from .pairs import quiet
-from annotated_transformer.text import (
-    BytePairTokenizer,
-    Tokenizer,
-    WordTokenizer,
-    add_marks,
-    optional,
-)
 
 # %% ../notebooks/23_recipe.ipynb #6749aeed
 PRESETS = {
@@ -90,7 +84,11 @@ class Config(Run):
         for name, value in PRESETS[self.preset].items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
-        ends = [Path(side).suffix[1:] for side in (self.source, self.target)]
+        sides = (self.source, self.target)
+        ends = [Path(side.removesuffix(".gz")).suffix[1:] for side in sides]
+        if any(ends) and (not all(ends) or ends[0] == ends[1]):
+            advice = "--corpus FILE,FILE --source de --target en names the languages"
+            raise ValueError(f"{sides} do not end as a.de and a.en do; {advice}")
         if all(ends):  # two files, such as a.de and a.en
             self.corpus = f"{self.source},{self.target}"
             self.source, self.target = ends
@@ -163,7 +161,7 @@ def check(config: Config) -> None:
     choose_precision(config.precision, choose_device(config.device))
 
 # %% ../notebooks/23_recipe.ipynb #a382f38c
-def build_model(config: Config, source: Tokenizer, target: Tokenizer):
+def build_model(config: Config, source: text.Tokenizer, target: text.Tokenizer):
     """Build the model; if one tokenizer serves both sides, all embeddings are tied."""
     names = ("N", "d_model", "d_ff", "h", "dropout", "norm_first")
     sizes = {name: getattr(config, name) for name in names}
@@ -177,27 +175,27 @@ def learn_units(config: Config, train, folder: str | Path) -> None:
     def side(language: str) -> Iterator[str]:
         return (p[language] for some in train.iter(1000) for p in some["translation"])
 
-    small, names = config.lowercase, UNIT_FILES[config.units]
+    small, names, most = config.lowercase, UNIT_FILES[config.units], config.vocabulary
     if config.units == "pieces":
         both = chain(side(config.source), side(config.target))
-        BytePairTokenizer.train(both, config.vocabulary, small).save(folder, names[0])
+        text.BytePairTokenizer.train(both, most, small).save(folder, names[0])
         return
     for language, name in zip((config.source, config.target), names, strict=True):
-        words = WordTokenizer.train(side(language), language, lowercase=small)
+        words = text.WordTokenizer.train(side(language), language, lowercase=small)
         words.save(folder, name)
 
 
-def load_units(folder: str | Path, units: str) -> tuple[Tokenizer, Tokenizer]:
+def load_units(folder: str | Path, units: str) -> tuple[text.Tokenizer, text.Tokenizer]:
     """Read the tokenizers of the source and the target: one and the same for pieces."""
     names = UNIT_FILES[units]
-    found = {name: Tokenizer.load(folder, name) for name in set(names)}
+    found = {name: text.Tokenizer.load(folder, name) for name in set(names)}
     return found[names[0]], found[names[1]]
 
 # %% ../notebooks/23_recipe.ipynb #f6b72421
 def encode_rows(rows: dict, sides: dict, max_len: int, drop: bool) -> dict:
     """Turn rows of a corpus into marked ids; too long pairs are cut, or left out."""
     encoded = [
-        [add_marks(t.encode(row[side]), max_len, drop) for side, t in sides.items()]
+        [text.add_marks(t.encode(row[s]), max_len, drop) for s, t in sides.items()]
         for row in rows["translation"]
     ]
     kept = [pair for pair in encoded if None not in pair]
@@ -218,11 +216,11 @@ def make_loader(config: Config, rows, units, train: bool, rank=0, world=1):
     sides = dict(zip((config.source, config.target), units, strict=True))
     options = {"sides": sides, "max_len": config.max_len, "drop": train}
     where = {"remove_columns": rows.column_names, "fn_kwargs": options}
-    with quiet(optional("datasets")):
+    with quiet(text.optional("datasets")):
         encoded = rows.map(encode_rows, batched=True, **where)
     if not len(encoded):
         raise ValueError(f"no pair of {len(rows)} fits into max_len ({config.max_len})")
-    count = optional("pyarrow.compute", "pyarrow").list_value_length
+    count = text.optional("pyarrow.compute", "pyarrow").list_value_length
     lengths = [count(encoded.data[side]).to_pylist() for side in ("source", "target")]
     lengths = torch.tensor(lengths, dtype=torch.int32).T  # (n, 2)
     shares = (rank, world) if train else (0, 1)
@@ -234,6 +232,7 @@ def make_loader(config: Config, rows, units, train: bool, rank=0, world=1):
         collate_fn=collate_rows,
         num_workers=config.workers,
         multiprocessing_context="spawn" if config.workers else None,
+        persistent_workers=config.workers > 0,
         pin_memory=choose_device(config.device).type == "cuda",
         generator=torch.Generator(),  # or each pass would draw from dropout's numbers
     )

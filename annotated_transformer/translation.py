@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import checkpoints, recipe, training
 from .corpora import load_corpus
 from .label_smoothing import LabelSmoothing
-from .pairs import fingerprint
+from .pairs import fingerprint, plainly
 from .recipe import Config, Run
 from .text import BLANK, optional
 from annotated_transformer.translator import (
@@ -72,19 +72,22 @@ def begin(config: Config, folder: Path, rows) -> str:
     read, path = fingerprint(rows), folder / "config.json"
     fixed = vars(config).keys() - vars(Run()).keys() | {"corpus", "source", "target"}
     if path.exists():
-        begun = json.loads(path.read_bytes())
-        old, there = begun["settings"], begun.get("fingerprint", read)
+        with plainly(f"{path} is of no run: use another folder"):
+            begun = json.loads(path.read_bytes())
+            old, there = begun["settings"], begun.get("fingerprint", read)
         if there != read:
             both = f"another {config.corpus} ({there}, not {read})"
             raise ValueError(f"{folder} holds a run on {both}: use another one")
         for name in sorted(fixed):
-            if old.get(name) != getattr(config, name):
-                both = f"{name} {old.get(name)!r}, not {getattr(config, name)!r}"
+            then = old.get(name, getattr(Config, name))  # it may be newer than the run
+            if then != getattr(config, name):
+                both = f"{name} {then!r}, not {getattr(config, name)!r}"
                 raise ValueError(f"{folder} holds a run with {both}: use another one")
     else:
         folder.mkdir(parents=True, exist_ok=True)
         begun = {"settings": asdict(config), "fingerprint": read}
-        path.write_text(json.dumps(begun, indent=1))
+        path.with_suffix(".part").write_text(json.dumps(begun, indent=1))
+        path.with_suffix(".part").replace(path)
     return read
 
 # %% ../notebooks/25_translation.ipynb #fc17f409
@@ -121,30 +124,32 @@ def resume(config: Config, model, saves: Path, rank: int) -> tuple:
 def learn(config: Config, model, loaders, folder: Path, rank=0, world=1, rows=None):
     """Train until the epochs are done or nothing improves, from where `folder` is."""
     (train, valid), saves = loaders, folder / "checkpoints"
-    optimizer, scheduler, state = resume(config, model, saves, rank)
+    *parts, state = resume(config, model, saves, rank)  # optimizer and scheduler
     journal = Journal(folder / "metrics.jsonl", state.step, rank == 0, rows)
     device, V = next(model.parameters()).device, model.generator.proj.out_features
     precision = recipe.choose_precision(config.precision, device)
     smooth, plain = LabelSmoothing(V, BLANK, config.smoothing), LabelSmoothing(V, BLANK)
     shared = DistributedDataParallel(model) if world > 1 else model
-    parts = (model, optimizer, scheduler)
     how = (config.accumulate, config.clip, precision, state)
     bar = progress_bar(config, f"{device}, {precision}", len(train), state.step, rank)
 
     def save() -> None:
         if rank == 0:
-            checkpoints.save_checkpoint(saves, *parts, state, config.average)
+            checkpoints.save_checkpoint(saves, model, *parts, state, config.average)
+        else:  # draw on as this process would if it started here
+            torch.manual_seed(config.seed + rank + 1000 * state.step)
 
     def log(row: dict) -> None:
         journal.add(row)
         bar.update()
-        if config.save_every and state.step % config.save_every == 0:
+        if state.step % (config.save_every or sys.maxsize) == 0 and state.batch < end:
             save()
 
     with bar:
         while state.epoch < config.epochs and not journal.stalled(config.patience):
             train.batch_sampler.set_epoch(state.epoch, state.batch)
-            training.run_epoch(train, shared, smooth, optimizer, scheduler, *how, log)
+            end = state.batch + len(train)  # where the epoch ends, with a checkpoint
+            training.run_epoch(train, shared, smooth, *parts, *how, log)
             loss, _ = training.run_epoch(valid, model, plain, precision=precision)
             state.epoch, state.batch = state.epoch + 1, 0
             journal.add({"step": state.step, "epoch": state.epoch, "validation": loss})

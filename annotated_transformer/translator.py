@@ -18,17 +18,11 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from . import checkpoints
+from . import checkpoints, recipe
 from .batches import Batch, TokenBatchSampler
-from .corpora import DATA, load_corpus, one_sentence, snapshot
+from .corpora import DATA, load_corpus, snapshot
 from .decoding import beam_search
-from annotated_transformer.recipe import (
-    UNIT_FILES,
-    Config,
-    build_model,
-    choose_device,
-    load_units,
-)
+from .pairs import plainly
 from annotated_transformer.text import (
     SPECIALS,
     Tokenizer,
@@ -68,7 +62,7 @@ def score(hypotheses: list[str], references: list[str], language: str = "en") ->
 # %% ../notebooks/24_translator.ipynb #d0e3e9b0
 def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
     """Cut a text that does not fit into sentences, and what still does not in two."""
-    if not text or fits(text):
+    if len(text) < 2 or fits(text):
         return [text] if text else []
     if len(sentences := re.split(r"(?<=[.!?…]) ", text)) > 1:
         return [part for sentence in sentences for part in split_text(sentence, fits)]
@@ -76,7 +70,8 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
         if ends := [match.start() for match in re.finditer(mark, text)]:
             cut = min(ends, key=lambda end: abs(end - len(text) / 2))
             return split_text(text[:cut], fits) + split_text(text[cut + 1 :], fits)
-    return [text]  # one endless word
+    half = len(text) // 2  # of one endless word
+    return split_text(text[:half], fits) + split_text(text[half:], fits)
 
 # %% ../notebooks/24_translator.ipynb #2cbdacbe
 def search(model, ids: list[list[int]], **decode) -> list[list[int]]:
@@ -130,7 +125,7 @@ class SavedModel:
         with checkpoints.atomic_folder(folder / "new") as scratch:
             checkpoints.save_weights(self.model, scratch)
             (scratch / "config.json").write_text(json.dumps(self.config, indent=1))
-            names = UNIT_FILES[self.config["settings"]["units"]]
+            names = recipe.UNIT_FILES[self.config["settings"]["units"]]
             for tokenizer, name in zip((self.source, self.target), names, strict=True):
                 tokenizer.save(scratch, name)
         for file in (folder / "new").iterdir():
@@ -148,13 +143,16 @@ class SavedModel:
         folder = snapshot(folder, revision)
         path = checkpoints.read_checked(folder, "config.json")
         config = json.loads(path.read_bytes())
-        settings = Config(**config["settings"] | {"device": device or "auto"})
-        for name in UNIT_FILES[settings.units]:
+        try:
+            run = recipe.Config(**config["settings"] | {"device": device or "auto"})
+        except TypeError as error:
+            raise ValueError(f"{path} is of another version: {error}") from None
+        for name in recipe.UNIT_FILES[run.units]:
             checkpoints.read_checked(folder, name)
-        units = load_units(folder, settings.units)
-        model = build_model(settings, *units)
+        units = recipe.load_units(folder, run.units)
+        model = recipe.build_model(run, *units)
         checkpoints.load_weights(model, folder)
-        return cls(model.to(choose_device(settings.device)), *units, config)
+        return cls(model.to(recipe.choose_device(run.device)), *units, config)
 
     save_pretrained, from_pretrained = save, load  # as the hub's own mixin names them
 
@@ -197,7 +195,7 @@ class Translator(SavedModel):
         Raises: OSError, with the name and the reason, if the hub does not take it.
         """
         hub, failure = optional("huggingface_hub"), f"{name} did not get to the hub"
-        with tempfile.TemporaryDirectory() as folder, one_sentence(failure):
+        with tempfile.TemporaryDirectory() as folder, plainly(failure):
             self.save(folder)
             hub.HfApi().create_repo(name, private=private, exist_ok=True)
             return str(hub.HfApi().upload_folder(repo_id=name, folder_path=folder))
@@ -246,12 +244,16 @@ def evaluate(folder: str, corpus: str | None = None, split: str = "test") -> Non
 
     Args:
         folder: what `train` wrote, or owner/name on the hub
-        corpus: another corpus than its own
-        split: train, validation or test
+        corpus: another corpus than its own: a folder, two files (a.de,a.en), a name
+        split: train, validation or test; two files are the split test
     """
     translator = Translator.load(folder)
     settings = translator.config["settings"]
     sides = (settings["source"], settings["target"])
-    rows = load_corpus(corpus or settings["corpus"], languages=sides)[split]
-    print(report(f"{split}, greedy", translator.evaluate(rows, beam_size=1)))
-    print(report(f"{split}, {translator.config['decode']}", translator.evaluate(rows)))
+    name = corpus or settings["corpus"]
+    splits = load_corpus(name, languages=sides, whole=corpus is None)
+    if split not in splits:
+        raise ValueError(f"{name} has no split {split}, only {', '.join(splits)}")
+    rows, said = splits[split], f"{split}, {len(splits[split])} pairs"
+    print(report(f"{said}, greedy", translator.evaluate(rows, beam_size=1)))
+    print(report(f"{said}, {translator.config['decode']}", translator.evaluate(rows)))

@@ -13,10 +13,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 datasets = pytest.importorskip("datasets")
 
 from annotated_transformer import corpora  # noqa: E402
+from annotated_transformer.batches import TokenBatchSampler  # noqa: E402
 from annotated_transformer.words import noun_phrase  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -308,6 +310,15 @@ def test_multi30k(cache):
     both = [text for row in corpus["train"] for text in row["translation"].values()]
     assert sum(text.count("\u00a0") for text in both) == 47
     assert corpus["train"].cache_files
+    pairs = corpus["train"]["translation"]
+    lengths = torch.tensor(
+        [[len(p[s].split()) + 3 for s in ("de", "en")] for p in pairs]
+    )
+    real = room = 0
+    for rows in TokenBatchSampler(lengths, 4096):
+        real += int(lengths[rows].sum())
+        room += len(rows) * int(lengths[rows].amax(dim=0).sum())
+    assert 1 - real / room < 0.05  # the share of padding, both sides together
 
 
 TINY = {"de": [f"Hund {n}." for n in range(30)], "en": [f"Dog {n}." for n in range(30)]}

@@ -237,6 +237,13 @@ def test_impossible_words_are_never_said():
     assert [h.ids for h in found] == [[A], [B]]  # seven words, but only two can start
 
 
+def test_no_sentence_has_no_answer():
+    model = make_model(7, 7, N=1, d_model=8, d_ff=8, h=2).eval()
+    none = torch.zeros(0, 4, dtype=torch.long)
+    assert greedy_decode(model, none, padding_mask(none), 5).shape[0] == 0
+    assert beam_search(model, none, padding_mask(none), 5) == []
+
+
 def test_a_beam_wider_than_the_vocabulary():
     wide = search([FOUR_WORDS], 5, beam_size=50, alpha=0.0)[0]
     assert (wide[0].ids, wide[1].ids) == ([B, END], [A, X, END])

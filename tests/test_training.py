@@ -28,7 +28,12 @@ from annotated_transformer.checkpoints import (
 from annotated_transformer.label_smoothing import LabelSmoothing
 from annotated_transformer.model import make_model
 from annotated_transformer.schedule import rate
-from annotated_transformer.training import TrainState, make_optimizer, run_epoch
+from annotated_transformer.training import (
+    TrainState,
+    make_optimizer,
+    run_epoch,
+    summed_loss,
+)
 
 V = 9
 
@@ -215,6 +220,8 @@ def test_bf16_is_near_fp32():
         model = small_model(dropout=0.0)
         losses.append(run_epoch(batches(2), model, criterion, precision=precision)[0])
         assert all(p.dtype == torch.float32 for p in model.parameters())
+        total = summed_loss(model, criterion, batches(1)[0], precision)
+        assert total.dtype == torch.float32  # sums of thousands need the digits
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.05)
 
 
@@ -493,6 +500,17 @@ def test_a_mean_with_a_bad_one_is_refused_whole(tmp_path):
     with pytest.raises(ValueError, match="no checkpoints"):
         average_checkpoints(model, [])
     assert_same(before, weights(model))
+
+
+def test_what_a_gpu_saved_is_read_without_one(saved, monkeypatch, tmp_path):
+    path, *mine, state = saved
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "get_rng_state", lambda: torch.arange(16).byte())
+        there = save_checkpoint(tmp_path, *mine, state)
+    other = fresh(seed=5)
+    assert load_checkpoint(there, *other).step == state.step
+    assert_same(weights(other[0]), weights(mine[0]))
 
 
 # What happens while one is written

@@ -174,6 +174,83 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been_killed(settings, run, tmp_pa
     assert equal(weights(train(config)), weights(run))
 
 
+def test_no_checkpoint_is_written_over_another(settings, tmp_path, monkeypatch):
+    steps, write = [], checkpoints.save_checkpoint
+
+    def save(folder, model, optimizer, scheduler, state, keep):
+        steps.append(state.step)
+        return write(folder, model, optimizer, scheduler, state, keep)
+
+    monkeypatch.setattr(translation.checkpoints, "save_checkpoint", save)
+    train(Config(**settings, save_every=1, output=str(tmp_path)))
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > 8
+
+
+def test_another_process_draws_on_as_if_it_had_started_here(settings, tmp_path):
+    config = Config(**settings | dict(epochs=1), output=str(tmp_path))
+    train(config)
+    splits, units = load_corpus(config.corpus), load_units(tmp_path, "pieces")
+    loaders = [
+        make_loader(config, splits[split], units, split == "train")
+        for split in ("train", "validation")
+    ]
+    model = build_model(config, *units)
+    translation.learn(config, model, loaders, tmp_path / "other", rank=1)
+    went_on = torch.get_rng_state()
+    torch.manual_seed(99)
+    translation.resume(config, model, tmp_path / "checkpoints", rank=1)
+    assert torch.equal(torch.get_rng_state(), went_on)
+
+
+def test_a_folder_of_something_else_is_refused(settings, tmp_path):
+    for text in ("", "{}", "[1]"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(OSError, match="config.json is of no run: use another"):
+            train(Config(**settings, output=str(tmp_path)))
+        assert (tmp_path / "config.json").read_text() == text
+
+
+def test_a_run_older_than_a_setting_goes_on(settings, tmp_path):
+    config = Config(**settings | dict(epochs=1), output=str(tmp_path))
+    train(config)
+    facts = json.loads((tmp_path / "config.json").read_text())
+    del facts["settings"]["factor"]
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    train(replace(config, epochs=2))
+    with pytest.raises(ValueError, match=r"factor 1\.0, not 2\.0"):
+        train(replace(config, factor=2.0))
+
+
+def test_a_model_of_another_version_or_machine(run, tmp_path):
+    translator = Translator.load(run)
+    translator.config["settings"]["device"] = "cuda"  # trained where there was one
+    translator.save(tmp_path)
+    said = Translator.load(tmp_path).translate("Ein Hund bellt.")
+    assert said == Translator.load(run).translate("Ein Hund bellt.")
+    translator.config["settings"]["gone"] = 1
+    translator.save(tmp_path)
+    with pytest.raises(ValueError, match="config.json is of another version.*gone"):
+        Translator.load(tmp_path)
+
+
+def test_two_files_are_named_by_their_languages():
+    config = Config(source="x/a.de.gz", target="b.en")
+    assert (config.source, config.target) == ("de", "en")
+    assert config.corpus == "x/a.de.gz,b.en"
+    for pair in (("a.txt", "b.txt"), ("a.de", "en"), ("de", "a.en")):
+        with pytest.raises(ValueError, match=f"{pair[0]}.*{pair[1]}.*--corpus FILE"):
+            Config(source=pair[0], target=pair[1])
+
+
+def test_a_translator_is_scored_on_two_files(run, corpus, capsys, tmp_path):
+    files = ",".join(str(corpus / f"validation.{side}") for side in ("de", "en"))
+    main(["evaluate", str(run), "--corpus", files])
+    said = capsys.readouterr().out
+    assert "test, 30 pairs, greedy: " in said and "test, 30 pairs, {'beam" in said
+    with pytest.raises(SystemExit, match="has no split dev, only test"):
+        main(["evaluate", str(run), "--corpus", files, "--split", "dev"])
+
+
 def test_another_recipe_is_refused_with_both_values(settings, run):
     before = (run / "config.json").read_bytes()
     for name, value in dict(dropout=0.3, d_ff=96, seed=5, lowercase=True).items():
@@ -289,7 +366,7 @@ def test_the_units_are_learnt_from_both_sides_of_training_alone(corpus, tmp_path
         assert ratio < 2  # most words are one or two pieces, in either language
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_batches_hold_every_pair(corpus, tmp_path, workers):
     splits = load_corpus(str(corpus))
     config = Config(vocabulary=600, max_tokens=256, max_len=60, workers=workers)
@@ -322,6 +399,16 @@ def test_processes_share_training_and_count_validation_once(corpus, tmp_path, wo
         assert len(seen) == len(set(seen))
         assert not whole or sorted(seen) == list(range(len(splits[split])))
         assert whole or len({len(loader) for loader in loaders}) == 1
+
+
+def test_more_processes_than_batches_are_refused(corpus, tmp_path):
+    splits = load_corpus(str(corpus))
+    config = Config(vocabulary=600, max_tokens=1024)
+    learn_units(config, splits["train"], tmp_path)
+    units = load_units(tmp_path, "pieces")
+    with pytest.raises(ValueError, match="99 processes, and not one batch for each"):
+        make_loader(config, splits["train"], units, True, 0, 99)
+    make_loader(config, splits["validation"], units, False, 0, 99)
 
 
 def test_long_pairs_are_dropped_in_training_and_cut_in_validation(corpus, tmp_path):
@@ -439,9 +526,23 @@ def test_a_search_that_cannot_work(run, wrong):
 def test_splitting_loses_nothing(text, room):
     text = " ".join(text.split())
     parts = split_text(text, lambda part: len(part) <= room)
-    assert " ".join(parts) == text
-    assert all(len(part) <= room or " " not in part for part in parts)
+    assert "".join(parts).replace(" ", "") == text.replace(" ", "")
+    assert all(0 < len(part) <= room for part in parts)
     assert len(parts) == 1 or len(text) > room or not text
+
+
+def test_a_word_without_end_is_read_to_its_end(run, monkeypatch):
+    translator, asked = Translator.load(run), []
+
+    def search(model, ids, **decode):
+        asked.extend(ids)
+        return [[4]] * len(ids)
+
+    monkeypatch.setattr("annotated_transformer.translator.search", search)
+    translator.translate("漢字" * 1000)
+    assert max(map(len, asked)) <= translator.config["longest"]
+    read = "".join(translator.source.decode(ids) for ids in asked)
+    assert read == "漢字" * 1000
 
 
 def test_long_texts_are_cut_at_the_ends_of_sentences():
