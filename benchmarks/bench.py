@@ -10,6 +10,7 @@ and a ratio is taken within each round: its median, least and greatest are shown
 
 import copy
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -46,7 +47,9 @@ A ratio a / b says how many times as fast a is. tokens/s: of the target, no padd
 The plain loop has the first sentences of each batch, padded to 72; in decoding it has
 only the few that its row names, and no beam. GFLOP/s of training: what torch's flop
 counter finds in one update (it leaves out the scores of attention), over its time.
-kept: what the way forward holds for the way back, weights aside."""
+kept: what the way forward holds for the way back, weights aside. batching: to draw and
+to pad, without reading a corpus. compiled: where there is a C++ compiler. greedy, base:
+without an end mark, so that every answer has the length that its row names."""
 
 
 def alternate(ways: dict, rounds: int) -> dict[str, list[float]]:
@@ -423,7 +426,7 @@ def main(
 
     Args:
         quick: small sizes and two rounds, to see that everything runs
-        compile: train a model under torch.compile as well
+        compile: train under torch.compile as well, base too and not tiny alone
         rounds: how often each contestant is timed
         translator: the run whose decoding is timed, on the test split of its corpus
     """
@@ -448,7 +451,8 @@ def main(
         budget, count = (PLAIN, 1) if quick else (budget, count)
         groups = pick_batches(pairs, lengths, budget, count)
         few, other = (2, {"N": 1}) if quick else (64, {})
-        rows += training(preset, groups, vocab, rounds, few, compile, **other)
+        able = preset == "tiny" and not quick and shutil.which("c++") is not None
+        rows += training(preset, groups, vocab, rounds, few, compile or able, **other)
     shapes = [(8, T) for T in (16, 32, 64, 128, 256, 512)]
     shapes += [(B, 32) for B in (1, 4, 16, 64, 256)]
     rows += growth(vocab, [(2, 8), (2, 16), (4, 8)] if quick else shapes, rounds)

@@ -8,8 +8,10 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -107,6 +109,49 @@ def test_executing_keeps_what_is_shown_and_stops_at_an_error(tmp_path):
     assert "'21'" in (folder / "00_good.ipynb").read_text().replace('"', "'")
     assert "'33'" not in (folder / "08_next.ipynb").read_text().replace('"', "'")
     assert "Success" not in done.stdout and "Executing" in done.stdout
+
+
+BARE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import execute
+execute.FORKS.set_forkserver_preload([])
+execute.main(sys.argv[2:])
+"""
+
+
+def start(folder: Path) -> subprocess.Popen:
+    """Start `execute.py` on a folder, with no libraries read beforehand."""
+    command = [sys.executable, "-c", BARE, ROOT / "notebooks", folder]
+    said = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=folder, start_new_session=True, **said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_executing_stops_when_asked_to(tmp_path, number):
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for n in range(4):
+        code = f"open(r'{tmp_path / str(n)}', 'w').close(); import time; time.sleep(99)"
+        notebook(tmp_path / f"0{n}_sleeps.ipynb", code)
+    running = start(tmp_path)
+    while running.poll() is None and not (tmp_path / "1").exists():
+        time.sleep(0.05)
+    if number == signal.SIGINT:
+        os.killpg(running.pid, number)  # as a terminal does
+    else:
+        running.send_signal(number)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 1 and said.rstrip().endswith("stopped")
+    assert not (tmp_path / "2").exists()
+
+
+def test_executing_says_when_a_notebook_was_killed_or_there_is_none(tmp_path):
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    _, said = start(tmp_path).communicate()
+    assert said == f"there is no notebook in {tmp_path}\n"
+    notebook(tmp_path / "00_killed.ipynb", "import os; os.kill(os.getpid(), 9)")
+    _, said = start(tmp_path).communicate()
+    assert said.rstrip().endswith("was killed (signal 9): is there enough memory?")
 
 
 def test_the_network_is_shut_off():
