@@ -68,9 +68,7 @@ def main(folders: list[str]) -> None:
         sys.exit(f"there is no notebook in {' '.join(folders) or 'no folder at all'}")
     paths.sort(key=lambda path: "translation" not in path.name)  # it takes longest
     os.environ["OMP_NUM_THREADS"] = "1"
-    tracker = (
-        "multiprocessing.resource_tracker"  # it complains of what was stopped
-    )
+    tracker = "multiprocessing.resource_tracker"  # it complains of what was stopped
     os.environ["PYTHONWARNINGS"] = f"ignore::UserWarning:{tracker}"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     try:
