@@ -227,6 +227,6 @@ def load_corpus(name, folder=None, languages=("de", "en"), seed=0, whole=True):
     elif re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+|(/[\w.-]+)?:[\w.-]+)", str(name)):
         corpus = translations(str(name), languages)
     else:
-        known = "captions, multi30k, a folder, two files (a.de,a.en) or owner/name"
+        known = "captions, multi30k, a folder, two files (a.de,a.en), a name on the hub"
         raise ValueError(f"corpus {str(name)!r} is unknown here; there are: {known}")
     return hold_out(corpus, seed) if whole else corpus
