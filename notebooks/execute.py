@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -57,8 +58,10 @@ def run_all(paths: list[Path]) -> None:
                 sys.exit(f"{running[done]} {reason(code)}")
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-        for child in multiprocessing.active_children():
-            child.terminate()
+        while not all(one.done() for one in running):  # one may only now be starting
+            for child in multiprocessing.active_children():
+                child.terminate()
+            time.sleep(0.1)
 
 
 def main(folders: list[str]) -> None:
