@@ -241,9 +241,9 @@ def faults(root: Path) -> Iterator[str]:
         problem = cleared.stderr.strip().rpartition("\n")[2]
         problem = problem if cleared.returncode else ""
         yield from exercise_faults(root, fresh, problem)
+        exports = r'"#\|\s*(default_exp|export)'
         for path in sorted((fresh / "notebooks").rglob("*.ipynb")):
             name = str(path.relative_to(fresh))
-            exports = r'"#\|\s*(default_exp|export)'
             below = path.parent != fresh / "notebooks"
             if below and re.search(exports, path.read_text("utf-8")):
                 yield f"{name}: exports from a subfolder; move it up, with a number."

@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import json
-import multiprocessing
 import os
 import re
 import runpy
@@ -23,11 +22,10 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 SHORT = {"start_here", "renderer", "charts"}  # the front page and the appendix
 GUARD = ROOT / "tests" / "offline"
 OFFLINE = os.environ | {"PYTHONPATH": str(GUARD), "HF_HUB_OFFLINE": "1"}
-# Processes that start with the large libraries read, which takes longer than most
-# notebooks do; of this package they have read nothing.
-FORKS = multiprocessing.get_context("forkserver")
-LIBRARIES = runpy.run_path(str(ROOT / "notebooks" / "execute.py"))["LIBRARIES"]
-FORKS.set_forkserver_preload([*LIBRARIES, "pytest"])
+# The processes of `make run`, that start with the large libraries read.
+EXECUTE = runpy.run_path(str(ROOT / "notebooks" / "execute.py"))
+FORKS = EXECUTE["FORKS"]
+FORKS.set_forkserver_preload([*EXECUTE["LIBRARIES"], "pytest"])
 
 
 @pytest.fixture(scope="module")

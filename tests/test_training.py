@@ -638,13 +638,8 @@ while not done:
         hit += os.waitpid(pid, os.WNOHANG)[0] == 0
         try:
             os.kill(pid, number)
-            time.sleep(0.2)
-            os.kill(pid, number)  # once more: Python drops one that meets a destructor
-        except ProcessLookupError:
-            pass
-        try:
             done = os.waitpid(pid, 0)[1] == 0
-        except ChildProcessError:
+        except (ProcessLookupError, ChildProcessError):
             done = True
     else:
         done = os.waitpid(pid, 0)[1] == 0
