@@ -214,11 +214,16 @@ def products(model, positions: int, dtype):
     return multiply, sum(2 * positions * w.numel() for w in weights)
 
 
-def training(preset, groups, vocab, rounds, plain_rows, compiled, **other) -> list:
-    """Compare training on the same batches; the plain loop has the first of each."""
+def preset_model(preset: str, vocab: int, **other):
+    """Build the model of a preset, some sizes aside, with tied embeddings."""
     names = ("N", "d_model", "d_ff", "h", "dropout")
     sizes = {name: PRESETS[preset][name] for name in names} | other
-    model = make_model(vocab, vocab, **sizes, share_embeddings=True).train()
+    return make_model(vocab, vocab, **sizes, share_embeddings=True)
+
+
+def training(preset, groups, vocab, rounds, plain_rows, compiled, **other) -> list:
+    """Compare training on the same batches; the plain loop has the first of each."""
+    model = preset_model(preset, vocab, **other).train()
     few = [group[:plain_rows] for group in groups]
     tokens, fewer = (
         sum(len(tgt) - 1 for group in some for _, tgt in group)
@@ -274,9 +279,7 @@ def kept(model, criterion, batch) -> float:
 
 def growth(vocab: int, shapes, rounds: int) -> list[tuple]:
     """Follow time and memory of an update as sentences and batches grow."""
-    names = ("N", "d_model", "d_ff", "h", "dropout")
-    sizes = {name: PRESETS["tiny"][name] for name in names}
-    model = make_model(vocab, vocab, **sizes, share_embeddings=True).train()
+    model = preset_model("tiny", vocab).train()
     criterion, rows = LabelSmoothing(vocab, 0, 0.1), []
     for B, T in shapes:
         ids = torch.randint(4, vocab, (B, T + 1)).tolist()
@@ -387,9 +390,7 @@ def decoding(folder: str, sentences: int, few: int, rounds: int) -> list[tuple]:
 
 def longer(vocab: int, shapes, rounds: int, **other) -> list[tuple]:
     """Follow what the base model's cache saves as answers grow; none ends of itself."""
-    names = ("N", "d_model", "d_ff", "h")
-    sizes = {name: PRESETS["base"][name] for name in names} | other
-    model = make_model(vocab, vocab, **sizes, share_embeddings=True).eval()
+    model = preset_model("base", vocab, **other).eval()
     rows = []
     for B, T in shapes:
         src = torch.randint(4, vocab, (B, T))
