@@ -89,26 +89,6 @@ def notebook(path: Path, *cells: str) -> None:
     nbformat.write(nbformat.v4.new_notebook(cells=code), path)
 
 
-def test_executing_keeps_what_is_shown_and_stops_at_an_error(tmp_path):
-    """What `make run` and `make outputs` do, the slow cells included."""
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    folder = tmp_path / "notebooks"
-    folder.mkdir()
-    notebook(folder / "00_good.ipynb", "#| slow\nchosen = 17", "chosen + 4")
-    notebook(folder / "01_bad.ipynb", "1 + 1", "[].pop()")
-    for number in range(2, 9):  # the two that come next may have begun
-        notebook(folder / f"0{number}_next.ipynb", "30 + 3")
-    command = [sys.executable, ROOT / "notebooks" / "execute.py", folder]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "pop from empty list" in done.stderr and "[].pop()" in done.stderr
-    end = f"{folder / '01_bad.ipynb'} stopped at the error above, and the run stops"
-    assert done.stderr.rstrip().endswith(f"{end} with it.")
-    assert "'21'" in (folder / "00_good.ipynb").read_text().replace('"', "'")
-    assert "'33'" not in (folder / "08_next.ipynb").read_text().replace('"', "'")
-    assert "Success" not in done.stdout and "Executing" in done.stdout
-
-
 BARE = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -124,6 +104,26 @@ def start(folder: Path) -> subprocess.Popen:
     said = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     said["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen(command, cwd=folder, start_new_session=True, **said)
+
+
+def test_executing_keeps_what_is_shown_and_stops_at_an_error(tmp_path):
+    """What `make run` and `make outputs` do, the slow cells included."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    notebook(folder / "00_good.ipynb", "#| slow\nchosen = 17", "chosen + 4")
+    notebook(folder / "01_bad.ipynb", "1 + 1", "[].pop()")
+    for number in range(2, 9):  # the two that come next may have begun
+        notebook(folder / f"0{number}_next.ipynb", "30 + 3")
+    done = start(folder)
+    shown, said = done.communicate()
+    assert done.returncode == 1
+    assert "pop from empty list" in said and "[].pop()" in said
+    end = f"{folder / '01_bad.ipynb'} stopped at the error above, and the run stops"
+    assert said.rstrip().endswith(f"{end} with it.")
+    assert "'21'" in (folder / "00_good.ipynb").read_text().replace('"', "'")
+    assert "'33'" not in (folder / "08_next.ipynb").read_text().replace('"', "'")
+    assert "Success" not in shown and "Executing" in shown
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
