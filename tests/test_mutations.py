@@ -12,6 +12,8 @@ import sys
 import traceback
 import types
 import warnings
+from multiprocessing import Pipe
+from operator import itemgetter
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -21,6 +23,7 @@ from test_notebooks import FORKS
 ROOT = Path(__file__).parents[1]
 PICTURES = ("altair", "annotated_transformer.charts")  # nothing is drawn here
 UNSHOWN = ("#| slow", "#| cuda", "#| eval: false")
+FILES = re.compile(r"tempfile\.|\bopen\(|\.write_")
 SLIPS = r"\n(SyntaxError|IndentationError|NameError|UnboundLocalError|ImportError):"
 
 # By notebook: (what the mistake is, the phrase, what it becomes).
@@ -686,8 +689,38 @@ class Rows(list):
         pass
 
 
-def execute(cells: list[str], folder: str, answer) -> None:
-    """Run cells, in a process of its own, and answer which failed first, and how."""
+def first_failure(cells: list[str], notebook, start: int) -> tuple[int, str] | None:
+    """Run cells from `start` on; give the first that fails, with what it said."""
+    for number, cell in enumerate(cells[start:], start):
+        try:
+            exec(compile(cell, f"cell {number}", "exec"), vars(notebook))
+        except Exception:
+            return number, traceback.format_exc(limit=-1)
+    return None
+
+
+def in_a_fork(work, *args):
+    """Do work in a fork of this process, and give what it gives."""
+    receiver, answer = Pipe(duplex=False)
+    if os.fork() == 0:
+        try:
+            answer.send(work(*args))
+        finally:
+            os._exit(0)
+    answer.close()
+    try:
+        return receiver.recv()
+    finally:
+        os.wait()
+
+
+def execute(cells: list[str], mutants: list[tuple], whole: bool, folder, answer):
+    """Run a notebook in a process of its own, and each of its mutants in a fork.
+
+    What stands before a mutant's cell is the same for all, and is run once; but what
+    has written files is not shared. Answers the first failures of the mutants, in
+    their order, and that of the notebook, if it is to be run `whole`.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -695,22 +728,22 @@ def execute(cells: list[str], folder: str, answer) -> None:
     os.chdir(folder)
     sys.modules.update({name: MagicMock() for name in PICTURES})
     sys.modules[PICTURES[1]].Live = Rows
-    notebook = types.ModuleType("notebook")
-    sys.modules["notebook"] = notebook
-    result = None
-    for number, cell in enumerate(cells):
-        try:
-            exec(compile(cell, f"cell {number}", "exec"), vars(notebook))
-        except Exception:
-            result = number, traceback.format_exc(limit=-1)
-            break
-    answer.send(result)
+    notebook = sys.modules["notebook"] = types.ModuleType("notebook")
+    files = (number for number, cell in enumerate(cells) if FILES.search(cell))
+    shared, done, found = min(files, default=len(cells)), 0, []
+    for place, mutant in mutants:
+        end = min(place, shared)
+        assert first_failure(cells[:end], notebook, done) is None
+        done = max(done, end)
+        found.append(in_a_fork(first_failure, mutant, notebook, done))
+    answer.send((found, first_failure(cells, notebook, done) if whole else None))
 
 
-def first_failure(cells: list[str], folder: Path) -> tuple[int, str] | None:
-    """Run cells and give the number of the first that failed with what it said."""
+def failures(stem: str, mutants: list[tuple], folder: Path):
+    """Give the first failures of a notebook's mutants, and that of the notebook."""
     receiver, answer = FORKS.Pipe(duplex=False)
-    child = FORKS.Process(target=execute, args=(cells, str(folder), answer))
+    parts = (cells_of(stem), mutants, stem not in TOO_LONG, str(folder), answer)
+    child = FORKS.Process(target=execute, args=parts)
     child.start()
     answer.close()
     try:
@@ -719,24 +752,22 @@ def first_failure(cells: list[str], folder: Path) -> tuple[int, str] | None:
         child.join()
 
 
-LIST = [(stem, *one) for stem, some in MUTATIONS.items() for one in some]
-NAMES = [f"{stem}: {why}" for stem, why, *_ in LIST]
-
-
-@pytest.mark.parametrize(("stem", "why", "old", "new"), LIST, ids=NAMES)
-def test_a_mistake_is_noticed(stem, why, old, new, tmp_path):
-    cells = cells_of(stem)
-    place = mutate(cells, old, new)
-    failure = first_failure(cells, tmp_path)
-    assert failure, f"no cell of {stem} notices: {why}"
-    number, said = failure
-    slip = number == place or (f"cell {place}" in said and re.search(SLIPS, said))
-    assert not slip, f"this mistake is no program: {said}"
-
-
-@pytest.mark.parametrize("stem", sorted(MUTATIONS.keys() - TOO_LONG))
-def test_no_false_alarm(stem, tmp_path):
-    assert first_failure(cells_of(stem), tmp_path) is None
+@pytest.mark.parametrize("stem", MUTATIONS)
+def test_each_mistake_is_noticed(stem, tmp_path):
+    mutants = []
+    for why, old, new in MUTATIONS[stem]:
+        place = mutate(cells := cells_of(stem), old, new)
+        mutants.append((place, cells, why))
+    mutants.sort(key=itemgetter(0))
+    found, unharmed = failures(stem, [mutant[:2] for mutant in mutants], tmp_path)
+    assert unharmed is None, "it fails as it is"
+    missed = []
+    for (place, _, why), failure in zip(mutants, found, strict=True):
+        number, said = failure or (None, "no cell notices")
+        deep = f"cell {place}" in said and re.search(SLIPS, said)
+        if number in (None, place) or deep:  # deep or there, it is no program
+            missed.append(f"{why}: {said}")
+    assert missed == []
 
 
 def test_the_phrase_must_be_there_once():
