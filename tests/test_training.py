@@ -597,7 +597,7 @@ import test_training as t
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
 folder, kills = sys.argv[1], int(sys.argv[2])
-updates = 40 * kills  # more than are made before the last kill
+updates = 20 * kills  # more than are made before the last kill
 
 
 def resume():
