@@ -71,6 +71,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                           'annotated_transformer/checkpoints.py'),
                                                    'annotated_transformer.checkpoints.load_weights': ( 'checkpoints.html#load_weights',
                                                                                                        'annotated_transformer/checkpoints.py'),
+                                                   'annotated_transformer.checkpoints.push': ( 'checkpoints.html#push',
+                                                                                               'annotated_transformer/checkpoints.py'),
                                                    'annotated_transformer.checkpoints.read_checked': ( 'checkpoints.html#read_checked',
                                                                                                        'annotated_transformer/checkpoints.py'),
                                                    'annotated_transformer.checkpoints.read_weights': ( 'checkpoints.html#read_weights',

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from annotated_transformer import checkpoints
 from annotated_transformer.batches import collate
 from annotated_transformer.checkpoints import (
     atomic_folder,
@@ -548,6 +549,29 @@ def test_trouble_while_writing_leaves_the_last_one_whole(
     assert left == [path.name]  # and no half-written folder keeps its room
     save_checkpoint(path.parent, *mine, state)
     assert len(list_checkpoints(path.parent)) == 2
+
+
+def test_what_a_power_cut_could_take_is_pushed_out_in_time(saved, monkeypatch):
+    """The files and their names before the new folder has its own, that at once."""
+    path, *mine, state = saved
+    push, rename, events = checkpoints.push, os.replace, []
+
+    def pushed(one):
+        events.append(f"push {one.name}")
+        push(one)
+
+    def renamed(old, new):
+        events.append(f"rename {Path(new).name}")
+        rename(old, new)
+
+    monkeypatch.setattr(checkpoints, "push", pushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    run(*mine, state, batches(1))
+    save_checkpoint(path.parent, *mine, state, keep=1)
+    *files, folder, name, names, gone = events
+    assert len(files) == 4 and folder == "push new"
+    assert name.startswith("rename step-") and names == f"push {path.parent.name}"
+    assert gone == f"rename .{path.name}.gone"
 
 
 def test_between_two_renames_the_old_one_comes_back(tmp_path, monkeypatch):
