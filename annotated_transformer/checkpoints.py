@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -151,7 +150,7 @@ def save_checkpoint(folder, model, optimizer, scheduler, state, keep: int = 5) -
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
-    rest = dict(state=asdict(state), groups=adam["param_groups"])
+    rest = dict(state=vars(state), groups=adam["param_groups"])
     rest["schedule"] = scheduler.state_dict()
     with atomic_folder(path) as scratch:
         save_weights(model, scratch)
